@@ -1,0 +1,129 @@
+"""Which compressor a name means, and its arguments: files named by `use`, then the shipped library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..diagnostics import CompileError, Span, fail
+from ..lang import ast
+from ..lang.files import find, library, read
+from ..lang.parse import parse_comp
+
+ROUNDINGS = ("nearest", "stochastic")
+PARAM_KINDS = ("int", "float", "rounding", "type", "compressor")
+
+
+@dataclass
+class Scope:
+    """Compressors visible to a file. `owner` is the scope in which a definition's own names are looked up."""
+
+    path: str | None = None
+    known: dict[str, tuple[ast.CompressorDef, Scope]] = field(default_factory=dict)
+    _open: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(uses: tuple[ast.Use, ...], path: str | None, opening: tuple[str, ...] = ()) -> Scope:
+        """The scope of a file with these `use` lines. Raises E103 (missing) and E107 (circle)."""
+        scope = Scope(path, {}, opening)
+        for use in uses:
+            if use.target.endswith(".coll"):
+                fail("E103", f"`use` takes compressor files (.comp), not `{use.target}`", use.span)
+            scope.add_file(find(use.target, "compressors", path, use.span), use.span)
+        return scope
+
+    def add_file(self, file: Path, span: Span | None = None) -> None:
+        resolved = str(file.resolve())
+        if resolved in self._open:
+            chain = " -> ".join(Path(p).name for p in (*self._open, resolved))
+            fail("E107", f"files use each other in a circle: {chain}", span)
+        parsed = parse_comp(read(file, span=span))
+        inner = Scope.of(parsed.uses, resolved, (*self._open, resolved))
+        self.add(parsed.compressors, inner)
+
+    def add(self, definitions: tuple[ast.CompressorDef, ...], inner: Scope) -> None:
+        for d in definitions:
+            inner.known.setdefault(d.name, (d, inner))
+            self.known[d.name] = (d, inner)
+
+    def find(self, name: str, span: Span | None) -> tuple[ast.CompressorDef, Scope]:
+        """Raises E215 with a near name."""
+        if name in self.known:
+            return self.known[name]
+        try:
+            file = find(name, "compressors", self.path, span)
+        except CompileError:
+            import difflib
+
+            names = sorted({*self.known, *library("compressors")})
+            near = difflib.get_close_matches(name, names, 1)
+            help = f"did you mean `{near[0]}`?" if near else f"known compressors: {', '.join(names)}"
+            fail("E215", f"unknown compressor `{name}`", span, help=help)
+        self.add_file(file, span)
+        if name not in self.known:
+            fail("E215", f"`{file.name}` defines no compressor `{name}`", span)
+        return self.known[name]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A definition with every parameter given. values: int, float, str (rounding, type) or Bound (compressor)."""
+
+    definition: ast.CompressorDef
+    scope: Scope = field(repr=False, compare=False)
+    values: dict[str, int | float | str | Bound]
+    span: Span | None = None
+
+    @property
+    def name(self) -> str:
+        """Canonical text, all parameters written out: equal names mean equal compressors."""
+        inner = ", ".join(f"{k}={v.name if isinstance(v, Bound) else v}" for k, v in self.values.items())
+        return f"{self.definition.name}({inner})"
+
+
+def bind(binding: ast.Binding, scope: Scope) -> Bound:
+    """Resolve a binding's name and arguments. Raises E203, E215, E216."""
+    definition, inner = scope.find(binding.name, binding.span)
+    params = {p.name: p for p in definition.params}
+    given: dict[str, ast.Value] = {}
+    order = list(params)
+    for i, (name, value) in enumerate(binding.args):
+        if name is None:
+            if i >= len(order):
+                fail("E203", f"`{definition.name}` takes {len(order)} arguments", binding.span)
+            name = order[i]
+        if name not in params:
+            takes = ", ".join(order) or "no parameters"
+            fail("E203", f"`{definition.name}` has no parameter `{name}`", binding.span, help=f"it takes {takes}")
+        if name in given:
+            fail("E203", f"`{name}` is given twice", binding.span)
+        given[name] = value
+    values: dict[str, int | float | str | Bound] = {}
+    for name, p in params.items():
+        value = given.get(name, p.default)
+        if value is None:
+            fail("E203", f"`{definition.name}` needs `{name}`", binding.span, help=f"for example {definition.name}({name}=...)")
+        values[name] = _value(p, value, scope if name in given else inner, binding.span)
+    return Bound(definition, inner, values, binding.span)
+
+
+def _value(param: ast.Param, value: ast.Value, scope: Scope, span: Span) -> int | float | str | Bound:
+    from .codec import TYPES
+
+    kind = param.kind
+    if kind not in PARAM_KINDS:
+        fail("E216", f"unknown parameter kind `{kind}`", param.span, help=f"kinds are {', '.join(PARAM_KINDS)}")
+    if kind == "compressor" and isinstance(value, ast.Binding):
+        return bind(value, scope)
+    if isinstance(value, ast.Number):
+        if kind == "int" and isinstance(value.value, int):
+            return value.value
+        if kind == "float":
+            return float(value.value)
+    elif not value.args:
+        if kind == "rounding" and value.name in ROUNDINGS:
+            return value.name
+        if kind == "type" and value.name in TYPES:
+            return value.name
+    wants = {"rounding": " or ".join(ROUNDINGS), "type": "a field type such as bf16", "compressor": "a compressor"}.get(kind, f"an {kind}")
+    fail("E216", f"`{param.name}` wants {wants}", value.span if isinstance(value.span, Span) else span)

@@ -1,0 +1,17 @@
+# Symmetric 4-bit codes, one scale a group, rounded up so that no value is clipped: 4.125 bits an element at group=128, scale=bf16.
+compressor int4(group: int = 128, round: rounding = nearest, scale_type: type = bf16) {
+  wire {
+    code  : s4[group]
+    scale : scale_type
+  }
+  nonfinite scale
+  compress(x) {
+    scale = up(max(abs(x)) / 7)
+    code  = quantize(x / nonzero(scale), -7, 7, round)
+  }
+  decompress {
+    yield code * scale
+  }
+  claim abs(x - decompressed) <= 0.5 * scale + tiny when round == nearest
+  claim abs(x - decompressed) <= scale + tiny when round == stochastic
+}

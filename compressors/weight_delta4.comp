@@ -1,0 +1,21 @@
+# 4-bit differences against what every rank already holds; the first call sends raw.
+compressor weight_delta4(group: int = 2048) {
+  state base : bf16 both first raw
+  wire {
+    code  : s4[group]
+    scale : bf16
+  }
+  nonfinite scale
+  compress(x) {
+    let d = x - base
+    scale = up(max(abs(d)) / 7)
+    code  = quantize(d / nonzero(scale), -7, 7, nearest)
+  }
+  decompress {
+    yield base + code * scale
+  }
+  update both {
+    base = decompressed
+  }
+  claim abs(x - decompressed) <= 0.5 * scale + tiny + 0.0000002384185791015625 * max(abs(base))
+}
