@@ -1,0 +1,51 @@
+"""coccl_dsl: compressed collectives, written as short texts, proven, compiled to Triton, called from PyTorch.
+
+    op = coccl_dsl.compile("ring_q4").bind(like=x)     # inside torch.distributed
+    y = op(x)
+
+Importing this package imports neither torch nor triton.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from .diagnostics import CompileError
+from .pipeline import Collective, compile, compile_text
+
+if TYPE_CHECKING:
+    from .codegen.codec_api import codec
+    from .runtime.op import BindError, CollectiveError, CollectiveTimeout, LocalGroup, Op
+    from .runtime.simulate import simulate
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "simulate": "coccl_dsl.runtime.simulate",
+    "codec": "coccl_dsl.codegen.codec_api",
+    "LocalGroup": "coccl_dsl.runtime.op",
+    "Op": "coccl_dsl.runtime.op",
+    "BindError": "coccl_dsl.runtime.errors",
+    "CollectiveError": "coccl_dsl.runtime.errors",
+    "CollectiveTimeout": "coccl_dsl.runtime.errors",
+}
+
+__all__ = [
+    "BindError",
+    "Collective",
+    "CollectiveError",
+    "CollectiveTimeout",
+    "CompileError",
+    "LocalGroup",
+    "Op",
+    "codec",
+    "compile",
+    "compile_text",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'coccl_dsl' has no attribute {name!r}")

@@ -48,4 +48,4 @@ class Golden:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
-    return Golden(request.config.getoption("--update-golden"))
+    return Golden(bool(request.config.getoption("--update-golden")))

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..diagnostics import Source
-from .parse import _tree, parse_coll, parse_comp
+from .parse import parse_tree, parse_coll, parse_comp
 
 INDENT = 2
 CONTINUED = 4
@@ -95,7 +95,7 @@ def format_text(source: Source) -> str:
 def _starts(source: Source, comp: bool) -> dict[int, str]:
     """Offset of each statement -> its grammar rule. An outer statement never starts where an inner one does."""
     starts: dict[int, str] = {}
-    for node in _tree("comp" if comp else "coll", source).iter_subtrees():
+    for node in parse_tree("comp" if comp else "coll", source).iter_subtrees():
         rule = str(node.data)
         if rule in _STATEMENTS:
             starts[node.meta.start_pos] = rule

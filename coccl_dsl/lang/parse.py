@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
-from typing import Any
+from functools import cache
+from typing import Any, NoReturn
 
 from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
@@ -42,7 +42,7 @@ _WORDS = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parser(grammar: str) -> Lark:
     return Lark.open(str(shipped("grammar") / f"{grammar}.lark"), parser="lalr", propagate_positions=True, maybe_placeholders=True)
 
@@ -59,12 +59,13 @@ def _check_depth(source: Source) -> None:
 
 
 def _terminal(name: str) -> str:
+    name = name.removeprefix("expr__")
     if name in _WORDS:
         return _WORDS[name]
     return name.lower() if name.isupper() and not name.startswith("__") else name
 
 
-def _tree(grammar: str, source: Source) -> Tree[Token]:
+def parse_tree(grammar: str, source: Source) -> Tree[Token]:
     _check_depth(source)
     if not re.sub(r"#[^\n]*", "", source.text).strip():
         what = "collective" if grammar == "coll" else "compressor"
@@ -75,7 +76,7 @@ def _tree(grammar: str, source: Source) -> Tree[Token]:
         _syntax_error(source, e)
 
 
-def _syntax_error(source: Source, e: UnexpectedInput) -> Any:
+def _syntax_error(source: Source, e: UnexpectedInput) -> NoReturn:
     expected: set[str] = set()
     if isinstance(e, UnexpectedToken | UnexpectedEOF):
         expected = set(e.expected)
@@ -344,7 +345,7 @@ class _Builder:
 
 def parse_coll(source: Source) -> ast.CollFile:
     """Parse an algorithm file. Raises CompileError (E101, E104 - E106, E218)."""
-    tree, build = _tree("coll", source), _Builder(source)
+    tree, build = parse_tree("coll", source), _Builder(source)
     nodes = [build.build(t) for t in tree.children]
     return ast.CollFile(
         tuple(n for n in nodes if isinstance(n, ast.Use)), tuple(n for n in nodes if isinstance(n, ast.Collective))
@@ -353,7 +354,7 @@ def parse_coll(source: Source) -> ast.CollFile:
 
 def parse_comp(source: Source) -> ast.CompFile:
     """Parse a compressor file. Raises CompileError (E101, E104 - E106)."""
-    tree, build = _tree("comp", source), _Builder(source)
+    tree, build = parse_tree("comp", source), _Builder(source)
     nodes = [build.build(t) for t in tree.children]
     return ast.CompFile(
         tuple(n for n in nodes if isinstance(n, ast.Use)), tuple(n for n in nodes if isinstance(n, ast.CompressorDef))
@@ -363,5 +364,5 @@ def parse_comp(source: Source) -> ast.CompFile:
 def parse_binding(text: str, name: str = "compressor") -> ast.Binding:
     """Parse `int8(group=512)`, as given to --set and bind. Raises CompileError (E101)."""
     source = Source(f"<{name}>", text)
-    tree = _tree("binding", source)
+    tree = parse_tree("binding", source)
     return _Builder(source).build(tree.children[0])

@@ -32,10 +32,11 @@ class Dense:
 
 @dataclass(frozen=True)
 class StateRef:
-    """State of a compress site for one chunk: key (site, extent)."""
+    """State of a compress site for one chunk. owner: the rank that compresses (a receiver keeps `both` state under the sender's name)."""
 
     site: int
     extent: int
+    owner: int
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ..diagnostics import CompileError, Diagnostic, Span, fail
 from ..lang import ast
 from . import builtins
 from .builtins import Builder
-from .codec import DTYPES, FRAME, TYPES, ClaimSpec, Codec, Field, Graph, Node, StateSpec
+from .codec import DTYPES, FRAME, TYPES, ClaimSpec, Codec, Field, Graph, Node, StateSpec, walk
 from .scope import Bound
 
 _FLUSHED = ("f32", "bf16")
@@ -253,7 +253,13 @@ class _Instance:
             else:
                 self.fields.extend(self.nested[name].fields)
         for flag in self.parts.flags:
-            self.flags[self.prefix + flag.name] = self.build.want(self.expr(flag.test, env), "bool", flag.span)
+            test = self.build.want(self.expr(flag.test, env), "bool", flag.span)
+            if test.scope == "array":
+                test = self.graph.node("rany", (test,), kind="bool", scope="group")
+            self.flags[self.prefix + flag.name] = test
+            if self.bad is not None:
+                poison = self.build.const(float("nan") if self.policy == "field" else self.code)
+                self.compressed[self.policy_field] = self.build.select(test, poison, self.compressed[self.policy_field])
         self.env = env
 
     def _nest(self, name: str, value: ast.Expr, env: dict[str, Node]) -> None:
@@ -310,6 +316,10 @@ class _Instance:
         y = b.spread(b.to_f32(self.expr(body.result, env, sender=sender)))
         if y.length != self.group:
             fail("E408", f"`yield` gives {y.length} values a group of {self.group}", body.result.span)
+        own = {spec.name for spec in self.states.values() if spec.scope == "sender"}
+        for node in walk([y]) if not sender and own else ():
+            if node.op == "state" and node.attr[0] in own:
+                fail("E405", f"`decompress` reads `{node.attr[0].removeprefix(self.prefix)}`, which only the sender has", body.span)
         if self.policy == "field":
             f = fields[self.policy_field]
             y = b.select(b.compare("ne", f, f), b.const(float("nan")), y)
@@ -461,7 +471,7 @@ def compile_codec(bound: Bound, dtype: str) -> Codec:
     single = len(top.fields) == 1 and top.fields[0].type == dtype and top.fields[0].per == "array" and top.fields[0].length == top.group
     cast = single and leaf.policy == "pass" and top.decompress.op == "field" and not states
     exact = tuple(leaf.parts.dtypes.get("exact", ()))
-    first = _first(top, bound, dtype) if _wants_first(top) else None
+    first = _first(top, bound, dtype, leaf.basis) if _wants_first(top) else None
     return Codec(
         name=bound.name,
         dtype=dtype,
@@ -509,8 +519,8 @@ def _wants_first(top: _Instance) -> bool:
     return any(s.first for s in top.parts.states) or any(_wants_first(c) for c in top.nested.values())
 
 
-def _first(top: _Instance, bound: Bound, dtype: str) -> Codec:
-    """The codec of the first call after a reset: raw on the wire, and the states set from what all ranks then hold."""
+def _first(top: _Instance, bound: Bound, dtype: str, basis: int) -> Codec:
+    """The codec of the first call after a reset: raw on the wire, and the states set from what all ranks then hold, in the codec's basis."""
     g, b = top.graph, top.build
     x = g.node("x", kind="f32", scope="array", length=top.group)
     sent = b.select(b.live, b.round_to(x, dtype, "nearest", False), b.const(0.0))
@@ -520,7 +530,7 @@ def _first(top: _Instance, bound: Bound, dtype: str) -> Codec:
         name=f"first raw of {bound.name}",
         dtype=dtype,
         group=top.group,
-        basis=0,
+        basis=basis,
         fields=(Field("raw", dtype, "array", top.group),),
         compress={"raw": sent},
         decompress=received,

@@ -1,0 +1,193 @@
+"""Folds and messages -> Plan: when each runs, what shares a launch, which buffers share memory.
+
+Time t is the span between the exchanges of level t-1 and level t. A Fold that feeds a send runs as soon as its sources are there; one that
+only writes the user's output runs after the last exchange, so that it can hide behind the transfers of the next slice and all such Folds are
+one launch. Folds of one time, depth and signature are one launch.
+
+In-place calls read and write one tensor: a Fold may not write an output chunk before every other Fold that reads the input chunk at the same
+place has run. Where it would, the write moves into a Fold of its own at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import lcm
+
+from ..check.values import Trace
+from ..lang.program import Program
+from ..wire.codec import Codec
+from .fuse import Fused, Unit, fuse
+from .lower import Line, lower
+from .ops import Buffers, Commit, Exchange, Fold, Launch, Plan, ScratchInfo, StateRef, Step, Transfer, WireInfo
+
+
+@dataclass(frozen=True)
+class _Placed:
+    unit: Unit
+    time: int
+    depth: int
+
+
+def _place(fused: Fused, levels: int) -> list[_Placed]:
+    placed: list[_Placed] = []
+    for u in fused.units:
+        output_only = u.fold.wire is None and all(s.place.role == "output" for s in u.fold.sinks)
+        time = levels if output_only else max([u.level, *(placed[a].time for a in u.after)])
+        depth = max((placed[a].depth + 1 for a in u.after if placed[a].time == time), default=0)
+        placed.append(_Placed(u, time, depth))
+    return placed
+
+
+def _launches(placed: list[_Placed], time: int) -> list[Launch]:
+    groups: dict[tuple[int, object], list[Fold]] = {}
+    for p in placed:
+        if p.time == time:
+            groups.setdefault((p.depth, p.unit.fold.signature), []).append(p.unit.fold)
+    ordered = sorted(groups.items(), key=lambda item: item[0][0])
+    return [Launch(folds[0].signature, tuple(folds)) for _, folds in ordered]
+
+
+def _exchange(line: Line, level: int) -> Exchange:
+    here = [p for p in line.posts if p.level == level]
+    sends = tuple(Transfer(p.peer, p.wires) for p in here if not p.incoming)
+    recvs = tuple(Transfer(p.peer, p.wires) for p in here if p.incoming)
+    return Exchange(level, sends, recvs)
+
+
+def _steps(line: Line, fused: Fused) -> list[Step]:
+    placed = _place(fused, line.levels)
+    steps: list[Step] = []
+    for time in range(line.levels + 1):
+        steps += _launches(placed, time)
+        if time < line.levels:
+            steps.append(_exchange(line, time))
+    return steps
+
+
+def _early_writes(steps: list[Step], buffers: Buffers) -> set[int]:
+    """Output chunks that are written while another Fold still has to read the input chunk at their place."""
+    readers: dict[int, list[tuple[int, Fold]]] = {}
+    for at, step in enumerate(steps):
+        for fold in step.folds if isinstance(step, Launch) else ():
+            for d in fold.dense:
+                if d.role == "input":
+                    readers.setdefault(d.index, []).append((at, fold))
+    early: set[int] = set()
+    for at, step in enumerate(steps):
+        for fold in step.folds if isinstance(step, Launch) else ():
+            for s in fold.sinks:
+                if s.place.role != "output" or buffers.aliases[s.place.index] < 0:
+                    continue
+                if any(r >= at and f is not fold for r, f in readers.get(buffers.aliases[s.place.index], [])):
+                    early.add(s.place.index)
+    return early
+
+
+def _aliases(kind: str, rank: int, outputs: int) -> tuple[int, ...]:
+    """Input chunk at the place of each output chunk in torch's in-place forms."""
+    match kind:
+        case "all_gather":
+            return tuple(0 if i == rank else -1 for i in range(outputs))
+        case "reduce_scatter":
+            return (rank,)
+        case "all_reduce" | "broadcast" | "reduce":
+            return tuple(range(outputs))
+        case _:
+            return (-1,) * outputs
+
+
+def _slots(steps: list[Step], wires: dict[int, WireInfo], scratch: dict[int, ScratchInfo]) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """Share memory between what is not alive at the same time: first fit over steps."""
+    born: dict[tuple[str, int], int] = {}
+    dies: dict[tuple[str, int], int] = {}
+
+    def touch(kind: str, id: int, at: int) -> None:
+        born.setdefault((kind, id), at)
+        dies[kind, id] = at
+
+    for at, step in enumerate(steps):
+        if isinstance(step, Launch):
+            for f in step.folds:
+                for o in f.opened:
+                    touch("wire", o.wire, at)
+                for d in (*f.dense, *(s.place for s in f.sinks)):
+                    if d.role == "scratch":
+                        touch("scratch", d.index, at)
+                if f.wire is not None:
+                    touch("wire", f.wire, at)
+        elif isinstance(step, Exchange):
+            for t in (*step.sends, *step.recvs):
+                for w in t.wires:
+                    touch("wire", w, at)
+    slots: list[list[tuple[str, int]]] = []
+    free_at: list[int] = []
+    for what in sorted(born, key=lambda k: (born[k], k)):
+        for i, until in enumerate(free_at):
+            if until < born[what]:
+                slots[i].append(what)
+                free_at[i] = dies[what]
+                break
+        else:
+            slots.append([what])
+            free_at.append(dies[what])
+    return tuple(tuple(s) for s in slots)
+
+
+def make_plan(program: Program, trace: Trace, rank: int, raw: Codec, op: str = "sum") -> Plan:
+    """Lower, fuse and schedule one rank of a proven trace."""
+    codecs = {**program.codecs, "": raw}
+    stateful = frozenset(n for n, c in codecs.items() if c.stateful)
+    both = frozenset(n for n, c in codecs.items() if c.versioned)
+    split = frozenset(n for n, c in codecs.items() if c.has_frame_fields)
+    line = lower(trace, rank, stateful)
+    outputs = trace.output_extents[rank]
+    buffers = Buffers(trace.input_extents[rank], outputs, _aliases(program.kind, rank, len(outputs)))
+    alone: set[int] = set()
+    while True:
+        fused = fuse(line, both=both, stateful=stateful, split_output=split, alone=frozenset(alone))
+        steps = _steps(line, fused)
+        early = _early_writes(steps, buffers)
+        if early <= alone:
+            break
+        alone |= early
+    wires = {w.id: WireInfo(w.codec, w.extent) for w in line.wires}
+    scratch = {i: ScratchInfo(extent, basis) for i, (extent, basis) in fused.scratch.items()}
+    slots = _slots(steps, wires, scratch)
+    for slot, members in enumerate(slots):
+        for kind, id in members:
+            if kind == "wire":
+                wires[id] = replace(wires[id], slot=slot)
+            else:
+                scratch[id] = replace(scratch[id], slot=slot)
+    states: dict[StateRef, str] = {}
+    for step in steps:
+        for f in step.folds if isinstance(step, Launch) else ():
+            if f.state is not None:
+                states[f.state] = f.out_codec or ""
+            for o in f.opened:
+                if o.state is not None:
+                    states[o.state] = f.in_codec or ""
+    if states:
+        steps.append(Commit())
+    used = {w.codec for w in wires.values()}
+    groups = [max(c.group, c.basis) for n, c in codecs.items() if n in used or (n and n in program.codecs)]
+    return Plan(
+        name=program.name,
+        kind=program.kind,
+        rank=rank,
+        world=trace.world,
+        mesh=tuple((size, v) for (_, _, size), v in zip(program.axes, trace.sizes, strict=True)),
+        dtype=program.dtype,
+        op=op,
+        buffers=buffers,
+        codecs={n: c for n, c in codecs.items() if n in used},
+        wires=wires,
+        scratch=scratch,
+        steps=tuple(steps),
+        slots=slots,
+        depths=program.depths,
+        alignment=lcm(*groups) if groups else 1,
+        levels=trace.levels,
+        root=trace.params.get("root", 0),
+        states=states,
+    )
