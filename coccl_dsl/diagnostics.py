@@ -65,30 +65,66 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     # ---- files and syntax
     "E101": ("syntax error", "The text does not parse. The message names what could stand at the caret."),
     "E102": ("not UTF-8", "Algorithm and compressor files are UTF-8 text."),
-    "E103": ("file not found", "`use` looks in the file's own folder, then in COCCL_PATH, then in the library that ships with the package."),
-    "E104": ("nothing in this file", "A .coll file holds at least one `collective`, a .comp file at least one `compressor`."),
-    "E105": ("nested too deeply", "Blocks and parentheses may nest 100 deep."),
+    "E103": (
+        "file not found",
+        "`use` looks in the file's own folder, then in COCCL_PATH, then in the library that ships with the package.",
+    ),
+    "E104": (
+        "nothing in this file",
+        "A .coll file holds at least one `collective`, a .comp file at least one `compressor`.",
+    ),
+    "E105": ("nested too deeply", "Brackets may nest 50 deep, and an expression holds at most 60 operations one inside the other."),
     "E106": ("number too large", "Integers lie within -2^62 .. 2^62."),
     "E107": ("files use each other in a circle", "A compressor that wraps another takes it as a parameter instead."),
-    "E108": ("no such definition", "The file has no collective or compressor of that name; with several in a file, say FILE:NAME."),
+    "E108": (
+        "no such definition",
+        "The file has no collective or compressor of that name; with several in a file, say FILE:NAME.",
+    ),
     # ---- names and types
     "E201": ("unknown name", "Names are block-scoped: a `let` or `as` inside a block is not visible after it."),
-    "E202": ("name already in use", "`let` of a visible name is an error, so that a name means one thing. `as` may rebind a wire."),
+    "E202": (
+        "name already in use",
+        "`let` of a visible name is an error, so that a name means one thing. `as` may rebind a wire.",
+    ),
     "E203": ("wrong arguments", "A function or compressor got the wrong number or kind of arguments."),
-    "E204": ("wrong kind of value", "Every expression is a Chunk, a Wire, an Int or a Condition, and each place wants one of them."),
-    "E205": ("control flow depends on the rank", "All ranks run one text in lockstep: loop bounds and sizes may not differ from rank to rank. Use `when`."),
-    "E206": ("not a wire", "`decompress` opens a wire, made by `compress` or received. A chunk is already a plain value."),
-    "E207": ("a wire cannot be computed with", "Wires may be assigned, sent, received and decompressed; never added or looked into. Decompress first."),
-    "E208": ("rebound to another type", "`as` may rebind a name to a value of the same type: a wire stays a wire of the same compressor."),
+    "E204": (
+        "wrong kind of value",
+        "Every expression is a Chunk, a Wire, an Int or a Condition, and each place wants one of them.",
+    ),
+    "E205": (
+        "control flow depends on the rank",
+        "All ranks run one text in lockstep: loop bounds and sizes may not differ from rank to rank. Use `when`.",
+    ),
+    "E206": (
+        "not a wire",
+        "`decompress` opens a wire, made by `compress` or received. A chunk is already a plain value.",
+    ),
+    "E207": (
+        "a wire cannot be computed with",
+        "Wires may be assigned, sent, received and decompressed; never added or looked into. Decompress first.",
+    ),
+    "E208": (
+        "rebound to another type",
+        "`as` may rebind a name to a value of the same type: a wire stays a wire of the same compressor.",
+    ),
     "E209": ("different numbers of chunks", "Both sides of a statement must have the same number of chunks."),
-    "E210": ("two bases in one statement", "Values of two different bases cannot be combined. A value in no basis converts by itself."),
+    "E210": (
+        "two bases in one statement",
+        "Values of two different bases cannot be combined. A value in no basis converts by itself.",
+    ),
     "E211": ("wrong number of indices", "A buffer takes one index (or `a : b` or `:`) for each of its axes."),
     "E212": ("unknown collective", "The header names what the collective must compute."),
     "E213": ("ranks are declared once", "Each collective says `ranks r of n` or `mesh (...)` once, before it is used."),
-    "E214": ("buffers do not fit the collective", "The header fixes which buffers there are and how many chunks they have."),
+    "E214": (
+        "buffers do not fit the collective",
+        "The header fixes which buffers there are and how many chunks they have.",
+    ),
     "E215": ("unknown compressor", "A compressor is found in the files named by `use`, then in the library."),
     "E216": ("bad parameter", "A compressor's parameter has a type and a range."),
-    "E217": ("cannot be assigned", "Only buffers, wires and names made by `as` may be assigned; `in` buffers and sizes may not."),
+    "E217": (
+        "cannot be assigned",
+        "Only buffers, wires and names made by `as` may be assigned; `in` buffers and sizes may not.",
+    ),
     "E218": ("unknown schedule entry", "`overlap A with B` names two phases; `pipeline` takes a depth of 1 to 64."),
     "E219": ("unknown permission", "The only thing that can be allowed is `divergent`."),
     # ---- the proof
@@ -98,26 +134,50 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "E304": ("two ranks send to one peer in one statement", "A statement delivers at most one message to each rank."),
     "E305": ("no such peer", "A send names a rank outside the group."),
     "E306": ("read before it has a value", "The name was not assigned, or nothing was received in it on that rank."),
-    "E307": ("replicas differ", "The ranks would end with different bits. Let the owner keep decompress(compress(x)), or say `allow divergent`."),
+    "E307": (
+        "replicas differ",
+        "The ranks would end with different bits. Let the owner keep decompress(compress(x)), or say `allow divergent`.",
+    ),
     "E308": ("requirement not met", "A `require` line does not hold."),
-    "E309": ("state used twice", "A compress with state may run once a chunk and call: its state is read and written once."),
+    "E309": (
+        "state used twice",
+        "A compress with state may run once a chunk and call: its state is read and written once.",
+    ),
     "E310": ("index out of range", "A chunk index lies outside its buffer."),
     "E311": ("undefined arithmetic", "Division by zero, a negative shift, log2 of something that is no power of two."),
     "E312": ("too long", "The program runs more statements than the checker allows."),
     "E314": ("does not fit this world", "The collective needs another number of ranks."),
     # ---- compressors
-    "E401": ("group does not divide the frame", "Groups are powers of two from 1 to 32768, so that they divide the frame of 32768 elements."),
+    "E401": (
+        "group does not divide the frame",
+        "Groups are powers of two from 1 to 32768, so that they divide the frame of 32768 elements.",
+    ),
     "E402": ("assigned twice", "A wire field or state is assigned exactly once."),
     "E403": ("never assigned", "Every wire field gets a value in `compress`, every state one in `update`."),
-    "E404": ("no policy for NaN and Inf", "Each compressor states one: `nonfinite FIELD`, `nonfinite code FIELD = N` or `nonfinite pass`."),
-    "E405": ("state would differ between ranks", "`both` state is updated only from wire fields, `decompressed` and itself: the receiver has nothing else."),
-    "E406": ("part missing or repeated", "A compressor has one `wire`, one `compress`, one `decompress` and one `nonfinite`."),
+    "E404": (
+        "no policy for NaN and Inf",
+        "Each compressor states one: `nonfinite FIELD`, `nonfinite code FIELD = N` or `nonfinite pass`.",
+    ),
+    "E405": (
+        "state would differ between ranks",
+        "`both` state is updated only from wire fields, `decompressed` and itself: the receiver has nothing else.",
+    ),
+    "E406": (
+        "part missing or repeated",
+        "A compressor has one `wire`, one `compress`, one `decompress` and one `nonfinite`.",
+    ),
     "E407": ("unsupported type", "The types are s2 s4 s8 u1 u2 u4 u8 u16 f16 bf16 f32 e4m3 e5m2 e2m1 e8m0 and input."),
-    "E408": ("lengths do not fit", "Values of one group have the group's length, a field's length, or are single numbers."),
+    "E408": (
+        "lengths do not fit",
+        "Values of one group have the group's length, a field's length, or are single numbers.",
+    ),
     "E409": ("not available here", "This name cannot be read in this part of a compressor."),
     "E410": ("reserved", "Variable-length coding has no static size; `extern` is reserved for it."),
     # ---- binding
-    "E501": ("cannot be bound", "The compressor does not take this dtype, or a binding names something the collective does not have."),
+    "E501": (
+        "cannot be bound",
+        "The compressor does not take this dtype, or a binding names something the collective does not have.",
+    ),
 }
 
 
@@ -173,13 +233,13 @@ class CompileError(Exception):
 
 
 class Sink:
-    """Collects diagnostics; equal ones (same code, place and message) are kept once."""
+    """Collects diagnostics; equal ones (same code and place) are kept once."""
 
     LIMIT = 20
 
     def __init__(self) -> None:
         self.found: list[Diagnostic] = []
-        self._seen: set[tuple[str, Span | None]] = set()
+        self._seen: set[tuple[str, str, Span | None]] = set()
 
     def error(
         self,
@@ -191,7 +251,7 @@ class Sink:
         help: str = "",
         also: tuple[tuple[Span, str], ...] = (),
     ) -> None:
-        key = (code, span)
+        key = (code, span.source.name if span else "", span)
         if key in self._seen or len(self.found) >= self.LIMIT:
             return
         self._seen.add(key)
@@ -199,7 +259,9 @@ class Sink:
 
     def raise_if_any(self) -> None:
         if self.found:
-            raise CompileError(sorted(self.found, key=lambda d: (d.span.source.name, d.span.start) if d.span else ("", -1)))
+            raise CompileError(
+                sorted(self.found, key=lambda d: (d.span.source.name, d.span.start) if d.span else ("", -1))
+            )
 
 
 def fail(code: str, message: str, span: Span | None = None, *, label: str = "", help: str = "") -> NoReturn:

@@ -188,10 +188,23 @@ class Collective:
     # ------------------------------------------------------------ running
 
     def bind(self, group: Any = None, like: torch.Tensor | None = None, **options: Any) -> Op:
-        """Bind to a process group: see `coccl_dsl.runtime.op.bind`."""
-        from .runtime.op import bind as bind_op
+        """Bind to a process group (None: the world), or to `LocalGroup(n)`: all ranks in this process. Collective: all ranks call it.
 
-        return bind_op(self, group, like, **options)
+        like        a tensor of the dtype and device that calls will have
+        op          "sum", "avg" or "premul(0.125)"
+        capacity    the largest number of elements of a call's input; like.numel() unless given
+        mesh        axis name -> size, for collectives over a mesh
+        root        group rank, for broadcast and reduce
+        transport   auto, torch, nccl (local for a LocalGroup)
+        seed        of stochastic rounding
+        depth       slices in flight; else the first depth that the text's schedule names
+        any other   a compressor of the text, rebound: q="int8(group=512)"
+
+        Raises BindError on all ranks when an argument is wrong on any, or the ranks differ in texts, parameters or versions.
+        """
+        from .runtime.op import bind_op
+
+        return bind_op(self, group, like, options)
 
 
 def parse_source(source: Source, name: str | None = None, compressors: dict[str, str] | None = None) -> Collective:

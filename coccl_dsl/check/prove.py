@@ -99,7 +99,9 @@ def _replicas(p: Program, run: Run, t: Trace, sink: Sink) -> None:
             owner, keeps = (0, here) if a.lossy < b.lossy else (rank, there)
             span = keeps or here or there or run.target.span
             other = there if keeps is here else here
-            also: tuple[tuple[Span, str], ...] = ((other, "the other ranks hold this"),) if other and other != span else ()
+            also: tuple[tuple[Span, str], ...] = (
+                ((other, "the other ranks hold this"),) if other and other != span else ()
+            )
             low, high = sorted((a.lossy, b.lossy))
             sink.error(
                 "E307",

@@ -46,7 +46,11 @@ def default_worlds(program: Program) -> tuple[tuple[int, ...], ...]:
         return DEFAULT_RANKS
     if len(program.axes) == 2:
         return DEFAULT_MESHES
-    return tuple((*m, *([2] * (len(program.axes) - 2))) for m in DEFAULT_MESHES) if len(program.axes) > 2 else ((2,), (3,), (4,))
+    return (
+        tuple((*m, *([2] * (len(program.axes) - 2))) for m in DEFAULT_MESHES)
+        if len(program.axes) > 2
+        else ((2,), (3,), (4,))
+    )
 
 
 def param_choices(program: Program, sizes: tuple[int, ...], fixed: dict[str, int] | None) -> Iterator[dict[str, int]]:
@@ -60,7 +64,9 @@ def param_choices(program: Program, sizes: tuple[int, ...], fixed: dict[str, int
         yield {}
 
 
-def run_world(program: Program, sizes: tuple[int, ...], params: dict[str, int], raw: Codec, *, factor: bool = False) -> Trace:
+def run_world(
+    program: Program, sizes: tuple[int, ...], params: dict[str, int], raw: Codec, *, factor: bool = False
+) -> Trace:
     """Run and prove one world. Raises CompileError."""
     sink = Sink()
     run = Run(program, sizes, params, raw, sink, factor)
@@ -73,7 +79,9 @@ def run_world(program: Program, sizes: tuple[int, ...], params: dict[str, int], 
 
 
 def world_report(trace: Trace) -> WorldReport:
-    return WorldReport(trace.sizes, trace.params, trace.sends, trace.chunks_sent, trace.levels, trace.lossy, not trace.divergent)
+    return WorldReport(
+        trace.sizes, trace.params, trace.sends, trace.chunks_sent, trace.levels, trace.lossy, not trace.divergent
+    )
 
 
 def check_worlds(

@@ -59,7 +59,15 @@ class _Rank:
 class Run:
     """Runs `program` on a world. After `run()`, `trace` is complete unless `sink` has errors."""
 
-    def __init__(self, program: Program, sizes: tuple[int, ...], params: dict[str, int], raw: Codec, sink: Sink, factor: bool = False):
+    def __init__(
+        self,
+        program: Program,
+        sizes: tuple[int, ...],
+        params: dict[str, int],
+        raw: Codec,
+        sink: Sink,
+        factor: bool = False,
+    ):
         self.p, self.sizes, self.params, self.sink, self.factor = program, sizes, params, sink, factor
         self.world = prod(sizes)
         self.codecs = {**program.codecs, "": raw}
@@ -125,7 +133,9 @@ class Run:
             input_extents.append(tuple(self.input_extent(r, i) for i in range(sent)))
             output_extents.append(tuple(self.output_extent(r, i) for i in range(got)))
         chunks = {"all_gather": n, "all_to_all": n * n, "send_recv": sent}.get(p.kind, sent)
-        self.trace = Trace(n, self.sizes, self.coordinates, self.params, self.numbers, chunks, input_extents, output_extents)
+        self.trace = Trace(
+            n, self.sizes, self.coordinates, self.params, self.numbers, chunks, input_extents, output_extents
+        )
         self.ranks: list[_Rank] = []
         for r in range(n):
             ints = list(base)
@@ -165,13 +175,17 @@ class Run:
         have = (prod(self.shapes[source.id]), prod(self.shapes[target.id]))
         for b, w, h in zip((source, target), want or have, have, strict=True):
             if w != h:
-                self.sink.error("E214", f"`{b.name}` of {kind} has one chunk a rank, {w}; here it has {h}{self.where()}", b.span)
+                self.sink.error(
+                    "E214", f"`{b.name}` of {kind} has one chunk a rank, {w}; here it has {h}{self.where()}", b.span
+                )
                 raise Fault
         if kind == "send_recv" and n != 2:
             self.sink.error("E314", f"send_recv is between 2 ranks, not {n}", self.p.syntax.kind_span)
             raise Fault
         if kind == "send_recv" and have[0] != have[1]:
-            self.sink.error("E214", f"`{source.name}` and `{target.name}` have {have[0]} and {have[1]} chunks", target.span)
+            self.sink.error(
+                "E214", f"`{source.name}` and `{target.name}` have {have[0]} and {have[1]} chunks", target.span
+            )
             raise Fault
 
     # ------------------------------------------------------------ statements
@@ -270,13 +284,19 @@ class Run:
 
     def match(self, items: list[Any], spots: list[int], span: Span, r: _Rank) -> list[Any]:
         if len(items) != len(spots):
-            self.sink.error("E209", f"{len(spots)} chunks on the left, {len(items)} on the right{self.where(r.id)}", span)
+            self.sink.error(
+                "E209", f"{len(spots)} chunks on the left, {len(items)} on the right{self.where(r.id)}", span
+            )
             raise Fault
         return items
 
     def accumulate(self, old: Value | None, new: Value, s: Store, target: BufferRef, spot: int, r: _Rank) -> Value:
         if old is None:
-            self.sink.error("E306", f"chunk {spot} of `{target.buffer.name}` is added to before it has a value{self.where(r.id)}", s.target.span)
+            self.sink.error(
+                "E306",
+                f"chunk {spot} of `{target.buffer.name}` is added to before it has a value{self.where(r.id)}",
+                s.target.span,
+            )
             raise Fault
         if old.extent != new.extent:
             self.sink.error(
@@ -295,12 +315,21 @@ class Run:
         if a.mask & b.mask:
             twice = (a.mask & b.mask).bit_length() - 1
             self.sink.error(
-                "E302", f"rank {r.id} adds the contribution of rank {twice} to chunk {a.extent} a second time{self.where()}", span
+                "E302",
+                f"rank {r.id} adds the contribution of rank {twice} to chunk {a.extent} a second time{self.where()}",
+                span,
             )
             raise Fault
         a, b = self.turned(a, basis), self.turned(b, basis)
         return Value(
-            "add", (a, b), self.numbers.sum(a.number, b.number), a.extent, a.mask | b.mask, max(a.lossy, b.lossy), max(a.level, b.level), basis
+            "add",
+            (a, b),
+            self.numbers.sum(a.number, b.number),
+            a.extent,
+            a.mask | b.mask,
+            max(a.lossy, b.lossy),
+            max(a.level, b.level),
+            basis,
         )
 
     def turned(self, v: Value, basis: int) -> Value:
@@ -329,7 +358,12 @@ class Run:
             shape, items = self.shaped(s.payload, r)
             peer = self.peer(s, r)
             if peer in taken:
-                self.sink.error("E304", f"ranks {taken[peer]} and {r.id} both send to rank {peer}{self.where()}", s.dest_span, label="a statement delivers one message to each rank")
+                self.sink.error(
+                    "E304",
+                    f"ranks {taken[peer]} and {r.id} both send to rank {peer}{self.where()}",
+                    s.dest_span,
+                    label="a statement delivers one message to each rank",
+                )
                 raise Fault
             taken[peer] = r.id
             posted.append((r, peer, shape, items))
@@ -383,7 +417,12 @@ class Run:
         for v, size, (axis, _, _) in zip(full, self.sizes, self.p.axes, strict=True):
             if not 0 <= v < size:
                 place = f"position {v} on axis `{axis}`" if axis else f"rank {v}"
-                self.sink.error("E305", f"rank {r.id} sends to {place}, which is not in 0..{size - 1}{self.where()}", s.dest_span, help=f"`mod {self.size_name(s.axis)}` keeps it in range")
+                self.sink.error(
+                    "E305",
+                    f"rank {r.id} sends to {place}, which is not in 0..{size - 1}{self.where()}",
+                    s.dest_span,
+                    help=f"`mod {self.size_name(s.axis)}` keeps it in range",
+                )
                 raise Fault
         index = 0
         for v, size in zip(full, self.sizes, strict=True):
@@ -404,7 +443,9 @@ class Run:
             return list(range(prod(dims)))
         return self.select(ref.index, dims, ref.span, r)[1]
 
-    def select(self, index: tuple[Index, ...], dims: tuple[int, ...], span: Span, r: _Rank) -> tuple[tuple[int, ...], list[int]]:
+    def select(
+        self, index: tuple[Index, ...], dims: tuple[int, ...], span: Span, r: _Rank
+    ) -> tuple[tuple[int, ...], list[int]]:
         """Shape and flat positions of an index: single positions drop their axis."""
         spots, shape = [0], []
         for ix, size in zip(index, dims, strict=True):
@@ -413,7 +454,9 @@ class Run:
             elif isinstance(ix, tuple):
                 low, high = self.int_of(ix[0], r.ints, r.id), self.int_of(ix[1], r.ints, r.id)
                 if not 0 <= low <= high <= size:
-                    self.sink.error("E310", f"{low} : {high} is not within 0 : {size}{self.where(r.id)}", ix[0].span.to(ix[1].span))
+                    self.sink.error(
+                        "E310", f"{low} : {high} is not within 0 : {size}{self.where(r.id)}", ix[0].span.to(ix[1].span)
+                    )
                     raise Fault
             else:
                 low = self.int_of(ix, r.ints, r.id)
@@ -458,7 +501,12 @@ class Run:
         if held is _POISON:
             raise Fault
         if held is None:
-            self.sink.error("E306", f"rank {r.id} reads `{e.var.name}`, but nothing was sent to it{self.where()}", e.span, help="the send that would bring it is masked by `when`, or goes elsewhere")
+            self.sink.error(
+                "E306",
+                f"rank {r.id} reads `{e.var.name}`, but nothing was sent to it{self.where()}",
+                e.span,
+                help="the send that would bring it is masked by `when`, or goes elsewhere",
+            )
             raise Fault
         shape, items = held
         if e.index is not None:
@@ -469,7 +517,9 @@ class Run:
             items = [items[i] for i in spots]
         for i, v in enumerate(items):
             if v is None:
-                self.sink.error("E306", f"rank {r.id} reads place {i} of `{e.var.name}`, which has no value{self.where()}", e.span)
+                self.sink.error(
+                    "E306", f"rank {r.id} reads place {i} of `{e.var.name}`, which has no value{self.where()}", e.span
+                )
                 raise Fault
         return shape, items
 
@@ -490,7 +540,11 @@ class Run:
         if codec.stateful:
             key = (r.id, site, v.extent)
             if key in self.stateful_seen:
-                self.sink.error("E309", f"rank {r.id} compresses chunk {v.extent} a second time at this place, which has state{self.where()}", span)
+                self.sink.error(
+                    "E309",
+                    f"rank {r.id} compresses chunk {v.extent} a second time at this place, which has state{self.where()}",
+                    span,
+                )
                 raise Fault
             self.stateful_seen[key] = 1
         if self.rounds(codec):
@@ -500,7 +554,9 @@ class Run:
         return Wire(q, v, site, number, v.number, v.extent, v.mask, v.lossy + cost, v.level, r.id)
 
     def open(self, w: Wire) -> Value:
-        return Value("open", (w,), w.number, w.extent, w.mask, w.lossy, w.level, self.codecs[w.codec].basis if w.codec else 0)
+        return Value(
+            "open", (w,), w.number, w.extent, w.mask, w.lossy, w.level, self.codecs[w.codec].basis if w.codec else 0
+        )
 
 
 def _culprit(e: IntExpr, ints: list[int], p: Program) -> Span:
@@ -517,7 +573,11 @@ def _culprit(e: IntExpr, ints: list[int], p: Program) -> Span:
             stack += [node.left, node.right]
             if node.op in ("div", "mod") and isinstance(node.right, ast.Number) and node.right.value == 0:
                 best = node.span
-            if node.op in ("div", "mod") and isinstance(node.right, ast.Ref) and ints[names.get(node.right.name, 0)] == 0:
+            if (
+                node.op in ("div", "mod")
+                and isinstance(node.right, ast.Ref)
+                and ints[names.get(node.right.name, 0)] == 0
+            ):
                 best = node.span
         elif isinstance(node, ast.Call):
             stack += list(node.args)

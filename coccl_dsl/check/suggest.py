@@ -57,7 +57,13 @@ def _shifted(e: ast.Expr, size: ast.Expr, by: int) -> tuple[ast.Expr, str]:
     base = e.left if isinstance(e, ast.Binary) and e.op == "mod" and e.right.span.text == size.span.text else e
     moved = ast.Binary(e.span, sign, base, ast.Number(e.span, 1))
     text = base.span.text
-    if isinstance(base, ast.Binary) and base.op in ("+", "-") and isinstance(base.right, ast.Number) and base.right.value == 1 and base.op != sign:
+    if (
+        isinstance(base, ast.Binary)
+        and base.op in ("+", "-")
+        and isinstance(base.right, ast.Number)
+        and base.right.value == 1
+        and base.op != sign
+    ):
         moved, text = base.left, base.left.span.text
         return ast.Binary(e.span, "mod", moved, size), f"{text} mod {size.span.text}"
     return ast.Binary(e.span, "mod", moved, size), f"({text} {sign} 1) mod {size.span.text}"

@@ -87,7 +87,17 @@ class Value:
 
     __slots__ = ("op", "args", "number", "extent", "mask", "lossy", "level", "basis")
 
-    def __init__(self, op: str, args: tuple[Any, ...], number: int, extent: int, mask: int, lossy: int, level: int, basis: int = 0):
+    def __init__(
+        self,
+        op: str,
+        args: tuple[Any, ...],
+        number: int,
+        extent: int,
+        mask: int,
+        lossy: int,
+        level: int,
+        basis: int = 0,
+    ):
         self.op, self.args, self.number, self.extent = op, args, number, extent
         self.mask, self.lossy, self.level, self.basis = mask, lossy, level, basis
 
@@ -99,9 +109,34 @@ class Wire:
     key_number: the number of what was compressed. origin: the rank that compressed it.
     """
 
-    __slots__ = ("codec", "source", "site", "number", "key_number", "extent", "mask", "lossy", "level", "message", "position", "origin")
+    __slots__ = (
+        "codec",
+        "source",
+        "site",
+        "number",
+        "key_number",
+        "extent",
+        "mask",
+        "lossy",
+        "level",
+        "message",
+        "position",
+        "origin",
+    )
 
-    def __init__(self, codec: str, source: Value | None, site: int, number: int, key_number: int, extent: int, mask: int, lossy: int, level: int, origin: int):
+    def __init__(
+        self,
+        codec: str,
+        source: Value | None,
+        site: int,
+        number: int,
+        key_number: int,
+        extent: int,
+        mask: int,
+        lossy: int,
+        level: int,
+        origin: int,
+    ):
         self.codec, self.source, self.site, self.number, self.key_number = codec, source, site, number, key_number
         self.extent, self.mask, self.lossy, self.level = extent, mask, lossy, level
         self.message: Message | None = None
@@ -110,7 +145,18 @@ class Wire:
 
     def arrive(self, message: Message, position: int) -> Wire:
         """The same bytes on the receiving rank."""
-        w = Wire(self.codec, None, self.site, self.number, self.key_number, self.extent, self.mask, self.lossy, message.level + 1, self.origin)
+        w = Wire(
+            self.codec,
+            None,
+            self.site,
+            self.number,
+            self.key_number,
+            self.extent,
+            self.mask,
+            self.lossy,
+            message.level + 1,
+            self.origin,
+        )
         w.message, w.position = message, position
         return w
 

@@ -177,6 +177,11 @@ def _rcp(v: Tensor) -> Tensor:
     return torch.div(torch.ones_like(v), v)
 
 
+def _sqrt(v: Tensor) -> Tensor:
+    # Torch's float32 square root on the CPU is one bit off for some values; a float64 one, rounded, never is.
+    return torch.sqrt(v.to(torch.float64)).to(torch.float32)
+
+
 def _to_i32(b: Batch, n: Node, a: list[Tensor]) -> Tensor:
     wide = torch.where(torch.isnan(a[0]), 0.0, a[0]).to(torch.float64)
     return wide.clamp(-(2.0**31), 2.0**31 - 1).to(torch.int32)
@@ -348,8 +353,8 @@ _OPS: dict[str, _Op] = {
     "neg": _plain(torch.neg),
     "abs": _plain(torch.abs),
     "floor": _plain(torch.floor),
-    "sqrt": _plain(torch.sqrt),
-    "rsqrt": lambda b, n, a: _rcp(torch.sqrt(a[0])),
+    "sqrt": _plain(_sqrt),
+    "rsqrt": lambda b, n, a: _rcp(_sqrt(a[0])),
     "sign": lambda b, n, a: (a[0] > 0).to(a[0].dtype) - (a[0] < 0).to(a[0].dtype),
     "round": _plain(torch.round),
     "min2": _two(torch.minimum),

@@ -22,7 +22,9 @@ def write_frames(
     for run in frame_runs(codec, elements)[0]:
         if run.field in fields:
             f = fields[run.field]
-            shape = {"array": (run.values // max(f.length, 1), f.length), "group": (run.values, 1), "frame": (1, 1)}[f.per]
+            shape = {"array": (run.values // max(f.length, 1), f.length), "group": (run.values, 1), "frame": (1, 1)}[
+                f.per
+            ]
             data = _pack(f, values[run.field].expand(out.shape[0], *shape).reshape(out.shape[0], run.values))
         else:
             assert version is not None

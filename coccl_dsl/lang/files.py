@@ -31,7 +31,12 @@ def read(path: Path, shown: str | None = None, span: Span | None = None) -> Sour
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
-        fail("E102", f"`{path}` is not UTF-8 (byte {e.start} is 0x{data[e.start]:02x})", span, help="save the file as UTF-8")
+        fail(
+            "E102",
+            f"`{path}` is not UTF-8 (byte {e.start} is 0x{data[e.start]:02x})",
+            span,
+            help="save the file as UTF-8",
+        )
     return Source(shown or path.name, text.replace("\r\n", "\n"), str(path.resolve()))
 
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..diagnostics import Source
-from .parse import parse_tree, parse_coll, parse_comp
+from .parse import parse_coll, parse_comp, parse_tree
 
 INDENT = 2
 CONTINUED = 4

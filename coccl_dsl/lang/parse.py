@@ -4,47 +4,40 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 from lark import Lark, Token, Tree
-from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
+from lark.exceptions import UnexpectedInput
 
 from ..diagnostics import Source, Span, fail
 from . import ast
 from .files import shipped
+from .syntax_error import syntax_error
 
 MAX_INT = 1 << 62
-MAX_DEPTH = 100
+MAX_DEPTH = 50
+MAX_OPERATIONS = 60
 
-_WORDS = {
-    "NAME": "a name",
-    "NUMBER": "a number",
-    "STRING": 'a "string"',
-    "CMP": "a comparison",
-    "SUM": "+ or -",
-    "BITOP": "& | ^",
-    "SHIFT": "<< >>",
-    "LBRACE": "{",
-    "RBRACE": "}",
-    "LPAR": "(",
-    "RPAR": ")",
-    "LSQB": "[",
-    "RSQB": "]",
-    "COLON": ":",
-    "COMMA": ",",
-    "EQUAL": "=",
-    "DOT": ".",
-    "MINUS": "-",
-    "STAR": "*",
-    "SLASH": "/",
-    "$END": "the end of the file",
-    "FRAME": "frame",
+# Words that would make a text unreadable, or another program, as names.
+_RESERVED = {
+    "coll": frozenset(
+        "use collective ranks mesh size inout in out scratch compressor wire require allow let for range when send to as "
+        "phase schedule and or not mod div compress decompress".split()
+    ),
+    "comp": frozenset(
+        "use compressor wire nonfinite compress decompress update claim let yield when for and or not mod div".split()
+    ),
+    "binding": frozenset(),
 }
+# Rules that nest with the operators of an expression.
+_OPERATIONS = frozenset("binary compare or_ and_ not_ negative call".split())
 
 
 @cache
 def _parser(grammar: str) -> Lark:
-    return Lark.open(str(shipped("grammar") / f"{grammar}.lark"), parser="lalr", propagate_positions=True, maybe_placeholders=True)
+    return Lark.open(
+        str(shipped("grammar") / f"{grammar}.lark"), parser="lalr", propagate_positions=True, maybe_placeholders=True
+    )
 
 
 def _check_depth(source: Source) -> None:
@@ -58,51 +51,24 @@ def _check_depth(source: Source) -> None:
             depth -= 1
 
 
-def _terminal(name: str) -> str:
-    name = name.removeprefix("expr__")
-    if name in _WORDS:
-        return _WORDS[name]
-    return name.lower() if name.isupper() and not name.startswith("__") else name
-
-
 def parse_tree(grammar: str, source: Source) -> Tree[Token]:
     _check_depth(source)
     if not re.sub(r"#[^\n]*", "", source.text).strip():
-        what = "collective" if grammar == "coll" else "compressor"
-        fail("E104", f"this file holds no `{what}`", Span(source, 0, 0))
+        what = {"coll": "this file holds no `collective`", "comp": "this file holds no `compressor`"}
+        fail("E104", what.get(grammar, f"no compressor is given for `{source.name[1:-1]}`"), Span(source, 0, 0))
+    parser = _parser(grammar)
     try:
-        return _parser(grammar).parse(source.text)
+        return parser.parse(source.text)
     except UnexpectedInput as e:
-        _syntax_error(source, e)
-
-
-def _syntax_error(source: Source, e: UnexpectedInput) -> NoReturn:
-    expected: set[str] = set()
-    if isinstance(e, UnexpectedToken | UnexpectedEOF):
-        expected = set(e.expected)
-    elif isinstance(e, UnexpectedCharacters):
-        expected = set(e.allowed or ())
-    words = sorted({_terminal(x) for x in expected if not x.startswith("__")})
-    if len(words) > 8:
-        words = [w for w in words if not w.isalpha() or w.startswith("a ")] or words[:8]
-    hint = f"expected {', '.join(words[:-1]) + ' or ' if len(words) > 1 else ''}{words[-1]}" if words else ""
-    if isinstance(e, UnexpectedEOF) or (isinstance(e, UnexpectedToken) and e.token.type == "$END"):
-        end = len(source.text.rstrip())
-        fail("E101", "the file ends too early", Span(source, max(0, end - 1), end), label=hint)
-    if isinstance(e, UnexpectedToken):
-        start = e.token.start_pos or 0
-        word = str(e.token)
-        help = "bit operations: & | ^ << >>; Int division: div, mod" if word in ("%", "//", "^") else ""
-        fail("E101", f"`{word}` cannot stand here", Span(source, start, start + len(word)), label=hint, help=help)
-    start = e.pos_in_stream or 0
-    fail("E101", f"unexpected character {source.text[start : start + 1]!r}", Span(source, start, start + 1), label=hint)
+        syntax_error(parser, source, e)
 
 
 class _Builder:
     """lark's tree -> ast, one method a rule."""
 
-    def __init__(self, source: Source):
-        self.source = source
+    def __init__(self, source: Source, grammar: str):
+        self.source, self.reserved = source, _RESERVED[grammar]
+        self.operations = 0
 
     def span(self, node: Tree[Token] | Token) -> Span:
         if isinstance(node, Token):
@@ -111,16 +77,34 @@ class _Builder:
 
     def build(self, node: Any) -> Any:
         name = str(node.data).rsplit("__", 1)[-1]
-        return getattr(self, "on_" + name)(node, *node.children)
+        make = getattr(self, "on_" + name)
+        if name not in _OPERATIONS:
+            return make(node, *node.children)
+        self.operations += 1
+        if self.operations > MAX_OPERATIONS:
+            message = f"more than {MAX_OPERATIONS} operations, one inside the other"
+            fail("E105", message, self.span(node), help="give a part of it a name with `let`")
+        made = make(node, *node.children)
+        self.operations -= 1
+        return made
+
+    def name(self, token: Token) -> str:
+        """A name that the text gives or reads: no word of the language."""
+        if token in self.reserved:
+            fail("E101", f"`{token}` is a word of the language and names nothing else", self.span(token))
+        return str(token)
 
     def all(self, nodes: Any) -> tuple[Any, ...]:
         return tuple(self.build(n) for n in nodes if n is not None)
 
     def parsed_number(self, token: Token, negative: bool = False) -> int | float:
         text = str(token)
-        value: int | float = int(text) if text.isdigit() else float(text)
-        if isinstance(value, int) and value > MAX_INT:
+        whole = text.isdigit()
+        if whole and (len(text) > 4000 or int(text) > MAX_INT):
             fail("E106", f"{text[:40]}{'...' if len(text) > 40 else ''} is larger than 2^62", self.span(token))
+        value: int | float = int(text) if whole else float(text)
+        if value == float("inf"):
+            fail("E106", f"{text[:40]} is larger than any float", self.span(token))
         return -value if negative else value
 
     # expressions
@@ -157,11 +141,13 @@ class _Builder:
                 keywords.append((str(a.children[0]), self.build(a.children[1])))
             else:
                 positional.append(self.build(a))
-        return ast.Call(self.span(node), str(fn.children[0]), tuple(positional), tuple(keywords), self.span(fn.children[0]))
+        return ast.Call(
+            self.span(node), str(fn.children[0]), tuple(positional), tuple(keywords), self.span(fn.children[0])
+        )
 
     def on_ref(self, node, name, field, *index):
         items = self.all(index)
-        return ast.Ref(self.span(node), str(name), str(field) if field else None, items or None, self.span(name))
+        return ast.Ref(self.span(node), self.name(name), str(field) if field else None, items or None, self.span(name))
 
     def on_whole(self, node):
         return ast.Whole(self.span(node))
@@ -189,7 +175,7 @@ class _Builder:
         params = tuple(str(p) for p in header.children[1:] if p is not None)
         return ast.Collective(
             self.span(name),
-            str(name),
+            self.name(name),
             str(header.children[0]),
             params,
             self.all(body),
@@ -198,26 +184,33 @@ class _Builder:
         )
 
     def on_ranks(self, node, rank, size):
-        return ast.Ranks(self.span(node), ((None, str(rank), str(size)),))
+        return ast.Ranks(self.span(node), ((None, self.name(rank), self.name(size)),))
 
     def on_mesh(self, node, *axes):
-        return ast.Ranks(self.span(node), tuple((str(a.children[0]), str(a.children[1]), str(a.children[2])) for a in axes))
+        return ast.Ranks(self.span(node), tuple(self.axis(*a.children) for a in axes))
+
+    def axis(self, axis: Token, coordinate: Token, size: Token) -> tuple[str, str, str]:
+        return self.name(axis), self.name(coordinate), self.name(size)
 
     def on_size(self, node, name, value):
-        return ast.Size(self.span(name), str(name), self.build(value))
+        return ast.Size(self.span(name), self.name(name), self.build(value))
 
-    def on_buffer(self, node, role, name, dims, basis):
-        dims = self.all(dims.children) if dims is not None else ()
-        return ast.Buffer(
-            self.span(name), str(role.children[0]), str(name), dims, str(basis) if basis else None, self.span(basis) if basis else None
-        )
+    def on_tensor(self, node, role, name, dims):
+        sizes = self.all(dims.children) if dims is not None else ()
+        return ast.Buffer(self.span(name), str(role.children[0]), self.name(name), sizes, None, None)
+
+    def on_scratch(self, node, name, dims, basis):
+        sizes = self.all(dims.children) if dims is not None else ()
+        basis_span = self.span(basis) if basis else None
+        basis = str(basis) if basis else None
+        return ast.Buffer(self.span(name), "scratch", self.name(name), sizes, basis, basis_span)
 
     def on_bound(self, node, name, binding):
-        return ast.CompressorDecl(self.span(name), str(name), self.build(binding))
+        return ast.CompressorDecl(self.span(name), self.name(name), self.build(binding))
 
     def on_wires(self, node, name, dims, compressor):
         dims = self.all(dims.children) if dims is not None else ()
-        return ast.WireDecl(self.span(name), str(name), dims, str(compressor), self.span(compressor))
+        return ast.WireDecl(self.span(name), self.name(name), dims, str(compressor), self.span(compressor))
 
     def on_require(self, node, test):
         return ast.Require(self.span(node), self.build(test))
@@ -226,12 +219,17 @@ class _Builder:
         return ast.Allow(self.span(what), str(what))
 
     def on_let(self, node, name, value):
-        return ast.Let(self.span(node), str(name), self.build(value), self.span(name))
+        return ast.Let(self.span(node), self.name(name), self.build(value), self.span(name))
 
     def on_loop(self, node, name, first, second, block):
         low, high = (first, second) if second is not None else (None, first)
         return ast.For(
-            self.span(node), str(name), self.build(low) if low is not None else None, self.build(high), self.build(block), self.span(name)
+            self.span(node),
+            self.name(name),
+            self.build(low) if low is not None else None,
+            self.build(high),
+            self.build(block),
+            self.span(name),
         )
 
     def on_block(self, node, *statements):
@@ -241,7 +239,7 @@ class _Builder:
         return ast.When(self.span(node), self.build(test), self.build(block))
 
     def on_phase(self, node, name, block):
-        return ast.Phase(self.span(name), str(name), self.build(block))
+        return ast.Phase(self.span(name), self.name(name), self.build(block))
 
     def on_send(self, node, payload, dest, target):
         return ast.Send(self.span(node), self.build(payload), self.build(dest), self.build(target))
@@ -288,16 +286,20 @@ class _Builder:
             if r is None:
                 continue
             (params if str(r.data) == "param" else parts).append(self.build(r))
-        return ast.CompressorDef(self.span(node), str(name), tuple(params), tuple(parts), self.span(name))
+        return ast.CompressorDef(self.span(node), self.name(name), tuple(params), tuple(parts), self.span(name))
 
     def on_param(self, node, name, kind, default):
-        return ast.Param(self.span(node), str(name), str(kind), self.build(default) if default is not None else None)
+        return ast.Param(
+            self.span(node), self.name(name), str(kind), self.build(default) if default is not None else None
+        )
 
     def on_basis(self, node, name, size):
         return ast.Basis(self.span(node), str(name), self.build(size))
 
     def on_state(self, node, name, dtype, scope, first):
-        return ast.State(self.span(node), str(name), str(dtype), str(scope.children[0]), str(first) if first else None)
+        return ast.State(
+            self.span(node), self.name(name), str(dtype), str(scope.children[0]), str(first) if first else None
+        )
 
     def on_wire(self, node, *fields):
         return ast.WireBlock(self.span(node), self.all(fields))
@@ -307,7 +309,7 @@ class _Builder:
         word = str(kind.children[0])
         return ast.FieldDecl(
             self.span(node),
-            str(name),
+            self.name(name),
             None if nested else word,
             word if nested else None,
             self.build(length) if length is not None else None,
@@ -330,7 +332,7 @@ class _Builder:
         return ast.Flag(self.span(node), str(name), self.build(test))
 
     def on_compress(self, node, param, *steps):
-        return ast.Body(self.span(node), "compress", str(param), None, self.all(steps), None)
+        return ast.Body(self.span(node), "compress", self.name(param), None, self.all(steps), None)
 
     def on_decompress(self, node, *steps):
         *body, result = steps
@@ -345,7 +347,7 @@ class _Builder:
 
 def parse_coll(source: Source) -> ast.CollFile:
     """Parse an algorithm file. Raises CompileError (E101, E104 - E106, E218)."""
-    tree, build = parse_tree("coll", source), _Builder(source)
+    tree, build = parse_tree("coll", source), _Builder(source, "coll")
     nodes = [build.build(t) for t in tree.children]
     return ast.CollFile(
         tuple(n for n in nodes if isinstance(n, ast.Use)), tuple(n for n in nodes if isinstance(n, ast.Collective))
@@ -354,7 +356,7 @@ def parse_coll(source: Source) -> ast.CollFile:
 
 def parse_comp(source: Source) -> ast.CompFile:
     """Parse a compressor file. Raises CompileError (E101, E104 - E106)."""
-    tree, build = parse_tree("comp", source), _Builder(source)
+    tree, build = parse_tree("comp", source), _Builder(source, "comp")
     nodes = [build.build(t) for t in tree.children]
     return ast.CompFile(
         tuple(n for n in nodes if isinstance(n, ast.Use)), tuple(n for n in nodes if isinstance(n, ast.CompressorDef))
@@ -365,4 +367,4 @@ def parse_binding(text: str, name: str = "compressor") -> ast.Binding:
     """Parse `int8(group=512)`, as given to --set and bind. Raises CompileError (E101)."""
     source = Source(f"<{name}>", text)
     tree = parse_tree("binding", source)
-    return _Builder(source).build(tree.children[0])
+    return _Builder(source, "binding").build(tree.children[0])

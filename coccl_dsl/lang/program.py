@@ -31,12 +31,13 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class IntExpr:
-    """`code` is Python source over E; a Condition is one whose value is a truth."""
+    """`code` is Python source over E. `truth` marks a Condition."""
 
     span: Span
     code: str
     varies: bool
     syntax: ast.Expr
+    truth: bool = False
 
     @cached_property
     def run(self) -> Callable[[list[int]], int]:

@@ -133,6 +133,12 @@ def _slots(steps: list[Step], wires: dict[int, WireInfo], scratch: dict[int, Scr
     return tuple(tuple(s) for s in slots)
 
 
+def alignment_of(program: Program, raw: Codec) -> int:
+    """Chunks that we cut ourselves are multiples of this many elements: whole groups of every compressor."""
+    codecs = tuple(program.codecs.values()) or (raw,)
+    return lcm(*(max(c.group, c.basis) for c in codecs))
+
+
 def make_plan(program: Program, trace: Trace, rank: int, raw: Codec, op: str = "sum") -> Plan:
     """Lower, fuse and schedule one rank of a proven trace."""
     codecs = {**program.codecs, "": raw}
@@ -170,7 +176,6 @@ def make_plan(program: Program, trace: Trace, rank: int, raw: Codec, op: str = "
     if states:
         steps.append(Commit())
     used = {w.codec for w in wires.values()}
-    groups = [max(c.group, c.basis) for n, c in codecs.items() if n in used or (n and n in program.codecs)]
     return Plan(
         name=program.name,
         kind=program.kind,
@@ -186,7 +191,7 @@ def make_plan(program: Program, trace: Trace, rank: int, raw: Codec, op: str = "
         steps=tuple(steps),
         slots=slots,
         depths=program.depths,
-        alignment=lcm(*groups) if groups else 1,
+        alignment=alignment_of(program, raw),
         levels=trace.levels,
         root=trace.params.get("root", 0),
         states=states,

@@ -76,7 +76,9 @@ class Builder:
         return self.graph.node("live", kind="bool", scope="array", length=self.group)
 
     def const(self, v: int | float | str | bool) -> Node:
-        kind = "bool" if isinstance(v, bool) else "i32" if isinstance(v, int) else "word" if isinstance(v, str) else "f32"
+        kind = (
+            "bool" if isinstance(v, bool) else "i32" if isinstance(v, int) else "word" if isinstance(v, str) else "f32"
+        )
         return self.graph.node("const", (), (f32(v) if kind == "f32" else v,), kind=kind, scope="const")
 
     def state(self, spec: StateSpec) -> Node:
@@ -90,7 +92,9 @@ class Builder:
             fail("E408", f"values of {a} and {b} a group cannot be combined", span)
         return scope, lengths.pop() if lengths else 0
 
-    def make(self, op: str, args: tuple[Node, ...], kind: str, span: Span | None = None, attr: tuple[Any, ...] = ()) -> Node:
+    def make(
+        self, op: str, args: tuple[Node, ...], kind: str, span: Span | None = None, attr: tuple[Any, ...] = ()
+    ) -> Node:
         """An elementwise node over args of any scope, folded when they are constants."""
         if all(a.op == "const" for a in args) and not attr:
             try:
@@ -148,7 +152,9 @@ class Builder:
 
     def fit_integer(self, v: Node, field: Field, span: Span) -> Node:
         """Make sure that the receiver reads what the sender holds: codes must fit, other values wrap (unsigned) or clamp (signed)."""
-        low, high = (-(1 << field.bits - 1), (1 << field.bits - 1) - 1) if field.type[0] == "s" else (0, (1 << field.bits) - 1)
+        low, high = (
+            (-(1 << field.bits - 1), (1 << field.bits - 1) - 1) if field.type[0] == "s" else (0, (1 << field.bits) - 1)
+        )
         inner = v
         while inner.op in ("select", "spread"):
             inner = inner.args[-1 if inner.op == "spread" else 1]
@@ -234,10 +240,16 @@ class _Call:
     def const(self, i: int, low: int = -(1 << 31), high: int = 1 << 31) -> int:
         v = self.args[i]
         if v.op != "const" or v.kind != "i32" or not low <= v.value <= high:
-            fail("E203", f"`{self.e.fn}` takes a whole number from {low} to {high} here, known when the file is compiled", self.e.args[i].span)
+            fail(
+                "E203",
+                f"`{self.e.fn}` takes a whole number from {low} to {high} here, known when the file is compiled",
+                self.e.args[i].span,
+            )
         return v.value
 
-    def node(self, op: str, args: tuple[Node, ...], kind: str, scope: str, length: int = 0, attr: tuple[Any, ...] = ()) -> Node:
+    def node(
+        self, op: str, args: tuple[Node, ...], kind: str, scope: str, length: int = 0, attr: tuple[Any, ...] = ()
+    ) -> Node:
         return self.b.graph.node(op, args, attr, kind=kind, scope=scope, length=length)
 
 
@@ -446,4 +458,3 @@ FUNCTIONS: dict[str, tuple[int, int, Callable[[_Call], Node]]] = {
     "bits": (1, 1, _bits),
     "from_bits": (1, 1, _from_bits),
 }
-

@@ -108,7 +108,16 @@ class Graph:
     def __init__(self) -> None:
         self._made: dict[tuple[Any, ...], Node] = {}
 
-    def node(self, op: str, args: tuple[Node, ...] = (), attr: tuple[Any, ...] = (), *, kind: str, scope: str, length: int = 0) -> Node:
+    def node(
+        self,
+        op: str,
+        args: tuple[Node, ...] = (),
+        attr: tuple[Any, ...] = (),
+        *,
+        kind: str,
+        scope: str,
+        length: int = 0,
+    ) -> Node:
         key = (op, tuple(id(a) for a in args), tuple((type(v), v) for v in attr), kind, scope, length)
         made = self._made.get(key)
         if made is None:

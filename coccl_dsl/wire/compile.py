@@ -78,7 +78,9 @@ def _sort_parts(d: ast.CompressorDef) -> _Parts:
 class _Instance:
     """One definition being compiled, at its place in the wire: the whole codec, or a nested compressor under `prefix`."""
 
-    def __init__(self, bound: Bound, dtype: str, graph: Graph, x: Node | None, prefix: str = "", stream: list[int] | None = None):
+    def __init__(
+        self, bound: Bound, dtype: str, graph: Graph, x: Node | None, prefix: str = "", stream: list[int] | None = None
+    ):
         self.bound, self.dtype, self.graph, self.prefix = bound, dtype, graph, prefix
         self.d = bound.definition
         self.parts = _sort_parts(self.d)
@@ -100,7 +102,17 @@ class _Instance:
         self._declare_fields(wire, inner)
         self._policy()
         self._compress()
-        self.leaf_fields = {n: graph.node("field", (), (prefix + n,), kind="i32" if f.integer else "f32", scope=f.per, length=f.length if f.per == "array" else 0) for n, f in self.own.items()}
+        self.leaf_fields = {
+            n: graph.node(
+                "field",
+                (),
+                (prefix + n,),
+                kind="i32" if f.integer else "f32",
+                scope=f.per,
+                length=f.length if f.per == "array" else 0,
+            )
+            for n, f in self.own.items()
+        }
         self.reopened = self.opened(sender=True)
         self.decompress = self.opened(sender=False)
 
@@ -116,7 +128,12 @@ class _Instance:
             fail("E216", f"compressor `{self.d.name}` has no `group: int` parameter", self.d.name_span)
         if not isinstance(group, int) or group < 1 or group > FRAME or group & (group - 1):
             near = 1 << max(0, min(15, (int(group)).bit_length() - 1)) if isinstance(group, int) and group > 0 else 128
-            fail("E401", f"a group of {group} does not divide the frame of {FRAME} elements", self.bound.span or self.d.name_span, help=f"group={near} would")
+            fail(
+                "E401",
+                f"a group of {group} does not divide the frame of {FRAME} elements",
+                self.bound.span or self.d.name_span,
+                help=f"group={near} would",
+            )
         return group
 
     def _basis(self) -> int:
@@ -162,7 +179,11 @@ class _Instance:
                 fail("E408", "a field of the frame is one value, without a length", f.span)
             bits = TYPES[kind][0]
             if per == "array" and (length < 1 or length * bits % 8):
-                fail("E408", f"`{f.name}` takes {length} x {bits} bits a group, which is no whole number of bytes", f.span)
+                fail(
+                    "E408",
+                    f"`{f.name}` takes {length} x {bits} bits a group, which is no whole number of bytes",
+                    f.span,
+                )
             if per != "array" and bits < 8:
                 fail("E407", f"`{f.name}`: one value a {per} takes a type of at least 8 bits, not {kind}", f.span)
             spec = Field(self.prefix + f.name, kind, per, length)
@@ -183,7 +204,12 @@ class _Instance:
                 fail("E406", "a compressor that wraps another takes its `nonfinite` policy", p.span)
             return
         if p is None:
-            fail("E404", f"compressor `{self.d.name}` does not say what becomes of NaN and Inf", self.d.name_span, help="add `nonfinite FIELD`, `nonfinite code FIELD = N` or `nonfinite pass`")
+            fail(
+                "E404",
+                f"compressor `{self.d.name}` does not say what becomes of NaN and Inf",
+                self.d.name_span,
+                help="add `nonfinite FIELD`, `nonfinite code FIELD = N` or `nonfinite pass`",
+            )
         if self.exact_dtype:
             self.x = b.round_to(self.x, self.dtype, "nearest", False)
         if p.field == "pass" and p.value is None:
@@ -193,14 +219,21 @@ class _Instance:
         spec = self.own[p.field]
         if p.value is None:
             if spec.integer or spec.type == "e2m1":
-                fail("E407", f"`{p.field}` is {spec.type}, which has no NaN", p.span, help=f"say `nonfinite code {p.field} = N`")
+                fail(
+                    "E407",
+                    f"`{p.field}` is {spec.type}, which has no NaN",
+                    p.span,
+                    help=f"say `nonfinite code {p.field} = N`",
+                )
             self.policy, self.code = "field", 0
         else:
             if not spec.integer or spec.per == "frame":
                 fail("E407", f"`nonfinite code` takes an integer field, `{p.field}` is {spec.type}", p.span)
             self.policy, self.code = "code", self.const_int(p.value)
         self.policy_field = p.field
-        self.bad = g.node("rany", (b.unary("invert", b.unary("isfinite", self.x, "bool"), "bool"),), kind="bool", scope="group")
+        self.bad = g.node(
+            "rany", (b.unary("invert", b.unary("isfinite", self.x, "bool"), "bool"),), kind="bool", scope="group"
+        )
         self.x = b.select(self.bad, b.const(0.0), self.x)
 
     @property
@@ -233,7 +266,14 @@ class _Instance:
             if step.target.index is not None or step.target.field is not None:
                 fail("E217", "a field is assigned as a whole", step.target.span)
             if name in assigned:
-                problems.append(Diagnostic("E402", f"field `{name}` is assigned twice", step.target.span, also=((assigned[name], "first here"),)))
+                problems.append(
+                    Diagnostic(
+                        "E402",
+                        f"field `{name}` is assigned twice",
+                        step.target.span,
+                        also=((assigned[name], "first here"),),
+                    )
+                )
                 continue
             assigned[name] = step.target.span
             if name in self.inner_names:
@@ -265,10 +305,18 @@ class _Instance:
     def _nest(self, name: str, value: ast.Expr, env: dict[str, Node]) -> None:
         child = self.bound.values[self.inner_names[name] or ""]
         assert isinstance(child, Bound)
-        if not (isinstance(value, ast.Call) and value.fn == "compress" and len(value.args) == 2 and isinstance(value.args[0], ast.Ref) and value.args[0].name == self.inner_names[name]):
+        if not (
+            isinstance(value, ast.Call)
+            and value.fn == "compress"
+            and len(value.args) == 2
+            and isinstance(value.args[0], ast.Ref)
+            and value.args[0].name == self.inner_names[name]
+        ):
             fail("E204", f"`{name}` wants `compress({self.inner_names[name]}, ...)`", value.span)
         x = self.build.want(self.expr(value.args[1], env), "f32", value.args[1].span)
-        self.nested[name] = _Instance(child, self.dtype, self.graph, self.build.spread(x), f"{self.prefix}{name}.", self.stream)
+        self.nested[name] = _Instance(
+            child, self.dtype, self.graph, self.build.spread(x), f"{self.prefix}{name}.", self.stream
+        )
 
     def _stored(self, spec: Field, value: ast.Expr, env: dict[str, Node]) -> Node:
         b, how = self.build, "nearest"
@@ -281,10 +329,18 @@ class _Instance:
             v = b.select(v, b.const(1), b.const(0))
         order = ("const", "frame", "group", "array")
         if order.index(v.scope) > order.index(spec.per):
-            fail("E408", f"`{value.span.text}` is one value {'an element' if v.scope == 'array' else 'a group'}, but `{spec.name}` holds one a {spec.per}", value.span)
+            fail(
+                "E408",
+                f"`{value.span.text}` is one value {'an element' if v.scope == 'array' else 'a group'}, but `{spec.name}` holds one a {spec.per}",
+                value.span,
+            )
         if spec.per == "array":
             if v.scope == "array" and v.length != spec.length:
-                fail("E408", f"`{value.span.text}` has {v.length} values a group, `{spec.name}` has {spec.length}", value.span)
+                fail(
+                    "E408",
+                    f"`{value.span.text}` has {v.length} values a group, `{spec.name}` has {spec.length}",
+                    value.span,
+                )
             v = b.spread(v, spec.length)
         if spec.integer:
             v = b.fit_integer(b.to_i32(v), spec, value.span)
@@ -319,7 +375,11 @@ class _Instance:
         own = {spec.name for spec in self.states.values() if spec.scope == "sender"}
         for node in walk([y]) if not sender and own else ():
             if node.op == "state" and node.attr[0] in own:
-                fail("E405", f"`decompress` reads `{node.attr[0].removeprefix(self.prefix)}`, which only the sender has", body.span)
+                fail(
+                    "E405",
+                    f"`decompress` reads `{node.attr[0].removeprefix(self.prefix)}`, which only the sender has",
+                    body.span,
+                )
         if self.policy == "field":
             f = fields[self.policy_field]
             y = b.select(b.compare("ne", f, f), b.const(float("nan")), y)
@@ -327,7 +387,9 @@ class _Instance:
             y = b.select(b.compare("eq", fields[self.policy_field], b.const(self.code)), b.const(float("nan")), y)
         return y
 
-    def updates(self, sender: bool, decompressed: Node | None = None, fields: dict[str, Node] | None = None) -> dict[str, Node]:
+    def updates(
+        self, sender: bool, decompressed: Node | None = None, fields: dict[str, Node] | None = None
+    ) -> dict[str, Node]:
         """New values of the states that this side keeps, those of nested compressors too."""
         b, result = self.build, {}
         done = decompressed if decompressed is not None else self.reopened if sender else self.decompress
@@ -379,7 +441,12 @@ class _Instance:
                     continue
             test = b.want(self.expr(c.test, env), "bool", c.test.span)
             bound = None
-            if isinstance(c.test, ast.Binary) and c.test.op == "<=" and isinstance(c.test.left, ast.Call) and c.test.left.fn == "abs":
+            if (
+                isinstance(c.test, ast.Binary)
+                and c.test.op == "<="
+                and isinstance(c.test.left, ast.Call)
+                and c.test.left.fn == "abs"
+            ):
                 bound = b.spread(b.to_f32(self.expr(c.test.right, env)))
             found.append(ClaimSpec(test, bound, c.test.span.text))
         for child in self.nested.values():
@@ -388,7 +455,9 @@ class _Instance:
 
     # -------------------------------------------------------- expressions
 
-    def expr(self, e: ast.Expr, env: dict[str, Node], *, frame: bool = False, sender: bool = True, both: bool = False) -> Node:
+    def expr(
+        self, e: ast.Expr, env: dict[str, Node], *, frame: bool = False, sender: bool = True, both: bool = False
+    ) -> Node:
         b = self.build
 
         def go(e: ast.Expr) -> Node:
@@ -427,9 +496,19 @@ class _Instance:
             return self.build.const(e.name)
         param = self.parts.compress.param if self.parts.compress else None
         if both and (e.name == param or e.name in self.env):
-            fail("E405", f"`both` state is updated from `{e.name}`, which the receiver does not have", e.span, help="use `decompressed` or wire fields")
+            fail(
+                "E405",
+                f"`both` state is updated from `{e.name}`, which the receiver does not have",
+                e.span,
+                help="use `decompressed` or wire fields",
+            )
         if e.name in self.own or e.name == param or e.name in ("decompressed", "tiny") or e.name in self.inner_names:
-            fail("E409", f"`{e.name}` cannot be read here", e.span, help="a field is read after it is assigned; `decompressed` in updates and claims")
+            fail(
+                "E409",
+                f"`{e.name}` cannot be read here",
+                e.span,
+                help="a field is read after it is assigned; `decompressed` in updates and claims",
+            )
         import difflib
 
         near = difflib.get_close_matches(e.name, [*env, *self.consts, *self.states, *self.own], 1)
@@ -462,13 +541,22 @@ def compile_codec(bound: Bound, dtype: str) -> Codec:
         leaf = next(iter(leaf.nested.values()))
     only = top.parts.dtypes.get("only", ()) or leaf.parts.dtypes.get("only", ())
     if only and dtype not in only:
-        fail("E501", f"`{bound.definition.name}` takes {', '.join(only)} tensors, not {dtype}", bound.span or top.d.name_span)
+        fail(
+            "E501",
+            f"`{bound.definition.name}` takes {', '.join(only)} tensors, not {dtype}",
+            bound.span or top.d.name_span,
+        )
     _walk_checks(top)
     states = top.all_states()
     compress: dict[str, Node] = {}
     flags: dict[str, Node] = {}
     _collect(top, compress, flags)
-    single = len(top.fields) == 1 and top.fields[0].type == dtype and top.fields[0].per == "array" and top.fields[0].length == top.group
+    single = (
+        len(top.fields) == 1
+        and top.fields[0].type == dtype
+        and top.fields[0].per == "array"
+        and top.fields[0].length == top.group
+    )
     cast = single and leaf.policy == "pass" and top.decompress.op == "field" and not states
     exact = tuple(leaf.parts.dtypes.get("exact", ()))
     first = _first(top, bound, dtype, leaf.basis) if _wants_first(top) else None

@@ -102,7 +102,12 @@ def bind(binding: ast.Binding, scope: Scope) -> Bound:
     for name, p in params.items():
         value = given.get(name, p.default)
         if value is None:
-            fail("E203", f"`{definition.name}` needs `{name}`", binding.span, help=f"for example {definition.name}({name}=...)")
+            fail(
+                "E203",
+                f"`{definition.name}` needs `{name}`",
+                binding.span,
+                help=f"for example {definition.name}({name}=...)",
+            )
         values[name] = _value(p, value, scope if name in given else inner, binding.span)
     return Bound(definition, inner, values, binding.span)
 
@@ -125,5 +130,7 @@ def _value(param: ast.Param, value: ast.Value, scope: Scope, span: Span) -> int 
             return value.name
         if kind == "type" and value.name in TYPES:
             return value.name
-    wants = {"rounding": " or ".join(ROUNDINGS), "type": "a field type such as bf16", "compressor": "a compressor"}.get(kind, f"an {kind}")
+    wants = {"rounding": " or ".join(ROUNDINGS), "type": "a field type such as bf16", "compressor": "a compressor"}.get(
+        kind, f"an {kind}"
+    )
     fail("E216", f"`{param.name}` wants {wants}", value.span if isinstance(value.span, Span) else span)

@@ -1,0 +1,544 @@
+"""Helpers that generated Triton kernels import: casts, rounding, reductions, butterflies, Philox, packing, and memory access.
+
+Everything here agrees bit for bit with the eager back end (casts.py, evaluate.py, philox.py), compiled for a GPU and under Triton's
+interpreter. Where the interpreter's arithmetic is not the hardware's (casts to bfloat16, NaN and -0.0 in minima and maxima), or where it
+lacks an operation (inline assembly, fast custom reductions), `INTERPRET` picks another way to the same bits.
+
+Shapes: G groups of a tile, P values a group (a power of two). `left` is how many groups or elements of the tile exist. FULL means that all
+of them do; it is known when the kernel is compiled, so that whole tiles pay for no masks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+INTERPRET = tl.constexpr(bool(knobs.runtime.interpret))
+
+_INF = tl.constexpr(0x7F800000)
+_NAN = tl.constexpr(0x7FC00000)
+_MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+_MAGIC = tl.constexpr(12582912.0)
+_MAGIC_BITS = tl.constexpr(0x4B400000)
+
+# type -> bits, mantissa bits, smallest normal exponent, float32 bits of the largest value, has Inf, code of NaN (casts.py explains them).
+_FORMATS: dict[str, tuple[int, int, int, int, bool, int]] = {
+    "f32": (32, 23, -126, 0x7F7FFFFF, True, 0x7FC00000),
+    "bf16": (16, 7, -126, 0x7F7F0000, True, 0x7FC0),
+    "f16": (16, 10, -14, 0x477FE000, True, 0x7E00),
+    "e4m3": (8, 3, -6, 0x43E00000, False, 0x7F),
+    "e5m2": (8, 2, -14, 0x47600000, True, 0x7F),
+    "e2m1": (4, 1, 0, 0x40C00000, False, 0x7),
+}
+
+
+def _odd_values(type: str) -> str:
+    """PTX that rounds eight floats to a 16-bit type: the hardware's conversion, and a seldom taken branch for NaN and what overflows.
+
+    The hardware gives Inf for what overflows and another NaN than the canonical one; the test costs one instruction a value.
+    """
+    largest, nan, convert = {
+        "bf16": ("0f7F7F0000", "0x7FC0", "cvt.rn.bf16x2.f32"),
+        "f16": ("0f477FE000", "0x7E00", "cvt.rn.f16x2.f32"),
+    }[type]
+    text = ["{", ".reg .pred odd, inf, nan;", ".reg .f32 m, low, high;", ".reg .b16 l, h;"]
+    for i in range(8):
+        text.append(f"abs.f32 m, ${4 + i};")
+        text.append(f"setp.gtu.f32 odd, m, {largest};" if i == 0 else f"setp.gtu.or.f32 odd, m, {largest}, odd;")
+    text += [f"{convert} ${i}, ${5 + 2 * i}, ${4 + 2 * i};" for i in range(4)]
+    text.append("@!odd bra done;")
+    for i in range(4):
+        for name, arg in (("low", 4 + 2 * i), ("high", 5 + 2 * i)):
+            text.append(f"abs.f32 m, ${arg};")
+            text.append("setp.eq.f32 inf, m, 0f7F800000;")
+            text.append(f"min.f32 {name}, m, {largest};")
+            text.append(f"copysign.f32 {name}, ${arg}, {name};")
+            text.append(f"selp.f32 {name}, ${arg}, {name}, inf;")
+        text.append(f"{convert} ${i}, high, low;")
+        text.append(f"mov.b32 {{l, h}}, ${i};")
+        for half, arg in (("l", 4 + 2 * i), ("h", 5 + 2 * i)):
+            text.append(f"setp.nan.f32 nan, ${arg}, ${arg};")
+            text.append(f"@nan mov.b16 {half}, {nan};")
+        text.append(f"mov.b32 ${i}, {{l, h}};")
+    return "\n".join([*text, "done:", "}"])
+
+
+_ROUND_BF16 = tl.constexpr(_odd_values("bf16"))
+_ROUND_F16 = tl.constexpr(_odd_values("f16"))
+_EIGHT = tl.constexpr("=&r,=&r,=&r,=&r,f,f,f,f,f,f,f,f")
+
+
+@triton.constexpr_function
+def _format(type: str, what: int) -> Any:
+    return _FORMATS[type][what]
+
+
+@triton.constexpr_function
+def _divisor(step: int) -> int:
+    """The largest power of two up to 16 that divides `step`: what a run's address plus whole tiles is a multiple of."""
+    return min(16, step & -step)
+
+
+@triton.constexpr_function
+def _bias(bits: int) -> int:
+    """Half the range of a code at every place of a 32-bit word, as an int32."""
+    word = sum((1 << bits - 1) << i for i in range(0, 32, bits))
+    return word - (1 << 32)
+
+
+@triton.jit
+def as_int(v):
+    return v.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def as_float(v):
+    return v.to(tl.float32, bitcast=True)
+
+
+# ---------------------------------------------------------------- casts
+
+
+@triton.jit
+def round_to(v, TYPE: tl.constexpr, UP: tl.constexpr, FLUSH: tl.constexpr):
+    """The values that fields of TYPE hold for `v`: casts.round_to."""
+    bits = as_int(v)
+    magnitude = bits & _MAGNITUDE
+    if TYPE == "e8m0":
+        if UP:
+            power = (magnitude + 0x7FFFFF) & -0x800000
+            least = magnitude <= 0x400000
+        else:
+            power = (magnitude + 0x400000) & -0x800000
+            least = magnitude < 0x600000
+        power = tl.where(magnitude < 0x800000, 0x800000, power)
+        power = tl.where(least | (bits < 0), 0x400000, tl.minimum(power, 0x7F000000))
+        return as_float(tl.where(magnitude > _INF, _NAN, power))
+    MANTISSA: tl.constexpr = _format(TYPE, 1)
+    LOW: tl.constexpr = _format(TYPE, 2)
+    LARGEST: tl.constexpr = _format(TYPE, 3)
+    TAIL: tl.constexpr = (1 << (23 - MANTISSA)) - 1
+    if TAIL == 0:
+        rounded = magnitude
+    elif UP:
+        rounded = (magnitude + TAIL) & ~TAIL
+    else:
+        rounded = (magnitude + (TAIL >> 1) + ((magnitude >> (23 - MANTISSA)) & 1)) & ~TAIL
+    if LOW > -126:
+        # Adding this makes the unit of the last place that of the type's subnormal numbers.
+        SHIFT: tl.constexpr = 2.0 ** (LOW - MANTISSA + 23)
+        size = as_float(magnitude)
+        near = (size + SHIFT) - SHIFT
+        if UP:
+            near = tl.where(near < size, near + 2.0 ** (LOW - MANTISSA), near)
+        rounded = tl.where(magnitude < ((LOW + 127) << 23), as_int(near), rounded)
+    rounded = tl.minimum(rounded, LARGEST)
+    if _format(TYPE, 4):
+        rounded = tl.where(magnitude == _INF, _INF, rounded)
+    rounded = rounded | (bits ^ magnitude)
+    if FLUSH:
+        rounded = tl.where((rounded & _MAGNITUDE) < 0x800000, 0, rounded)
+    lost = LARGEST if TYPE == "e2m1" else _NAN
+    return as_float(tl.where(magnitude > _INF, lost, rounded))
+
+
+@triton.jit
+def to_bits16(v, TYPE: tl.constexpr):
+    """int16 bits of `v` rounded to bf16 or f16: nearest even, finite values saturate, canonical NaN."""
+    if INTERPRET:
+        return encode(round_to(v, TYPE, False, False), TYPE).to(tl.int16)
+    else:
+        ROUND: tl.constexpr = _ROUND_BF16 if TYPE == "bf16" else _ROUND_F16
+        return tl.inline_asm_elementwise(ROUND, _EIGHT, [v], dtype=tl.int16, is_pure=True, pack=8)
+
+
+@triton.jit
+def nearest(v, TYPE: tl.constexpr):
+    """round_to(v, TYPE, nearest) for whole arrays, by the hardware's conversions."""
+    if TYPE == "f32":
+        return tl.where(v == v, v, float("nan"))
+    elif TYPE == "bf16":
+        return as_float(to_bits16(v, TYPE).to(tl.int32) << 16)
+    elif TYPE == "f16":
+        return decode(to_bits16(v, TYPE).to(tl.int32), TYPE)
+    else:
+        return round_to(v, TYPE, False, False)
+
+
+@triton.jit
+def encode(v, TYPE: tl.constexpr):
+    """The bits (int32, low ones) of values that `round_to` gave: casts.encode."""
+    bits = as_int(v)
+    magnitude = bits & _MAGNITUDE
+    if TYPE == "e8m0":
+        return tl.where(magnitude > _INF, 0xFF, magnitude >> 23)
+    elif TYPE == "f32":
+        return bits
+    elif TYPE == "bf16":
+        return bits >> 16
+    else:
+        BITS: tl.constexpr = _format(TYPE, 0)
+        MANTISSA: tl.constexpr = _format(TYPE, 1)
+        LOW: tl.constexpr = _format(TYPE, 2)
+        UNITS: tl.constexpr = 2.0 ** (MANTISSA - LOW)
+        code = (magnitude >> (23 - MANTISSA)) - ((LOW + 126) << MANTISSA)
+        small = (as_float(tl.minimum(magnitude, (LOW + 127) << 23)) * UNITS).to(tl.int32)
+        code = tl.where(magnitude < ((LOW + 127) << 23), small, code)
+        if _format(TYPE, 4):
+            code = tl.where(magnitude == _INF, ((1 << (BITS - 1)) - 1) & -(1 << MANTISSA), code)
+        code = tl.where(bits < 0, code | (1 << (BITS - 1)), code)
+        return tl.where(magnitude > _INF, _format(TYPE, 5), code)
+
+
+@triton.jit
+def decode(bits, TYPE: tl.constexpr):
+    """The float32 values of fields' bits (int32): casts.decode."""
+    if TYPE == "e8m0":
+        return as_float(tl.where(bits == 0xFF, _NAN, tl.where(bits == 0, 0x400000, bits << 23)))
+    elif TYPE == "f32":
+        return as_float(bits)
+    elif TYPE == "bf16":
+        return as_float(bits << 16)
+    elif TYPE == "f16":
+        return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        BITS: tl.constexpr = _format(TYPE, 0)
+        MANTISSA: tl.constexpr = _format(TYPE, 1)
+        LOW: tl.constexpr = _format(TYPE, 2)
+        UNIT: tl.constexpr = 2.0 ** (LOW - MANTISSA)
+        magnitude = bits & ((1 << (BITS - 1)) - 1)
+        sign = (bits >> (BITS - 1)) << 31
+        wide = (magnitude << (23 - MANTISSA)) + ((LOW + 126) << 23)
+        wide = tl.where(magnitude < (1 << MANTISSA), as_int(magnitude.to(tl.float32) * UNIT), wide)
+        if TYPE == "e4m3":
+            return as_float(tl.where(magnitude == 0x7F, _NAN, wide | sign))
+        elif TYPE == "e5m2":
+            wide = tl.where(magnitude == 0x7C, _INF, wide)
+            return as_float(tl.where(magnitude > 0x7C, _NAN, wide | sign))
+        else:
+            return as_float(wide | sign)
+
+
+# ---------------------------------------------------------------- numbers
+
+
+@triton.jit
+def reciprocal(v):
+    """IEEE 1/v."""
+    return tl.div_rn(1.0, v)
+
+
+@triton.jit
+def larger(a, b):
+    """Maximum of two tensors; a NaN operand loses, 0.0 is above -0.0."""
+    if INTERPRET:
+        best = tl.where(a > b, as_int(a), tl.where(a == b, as_int(a) & as_int(b), as_int(b)))
+        return tl.where(a != a, b, tl.where(b != b, a, as_float(best)))
+    else:
+        return tl.maximum(a, b)
+
+
+@triton.jit
+def smaller(a, b):
+    """Minimum of two tensors; a NaN operand loses, -0.0 is below 0.0."""
+    if INTERPRET:
+        best = tl.where(a < b, as_int(a), tl.where(a == b, as_int(a) | as_int(b), as_int(b)))
+        return tl.where(a != a, b, tl.where(b != b, a, as_float(best)))
+    else:
+        return tl.minimum(a, b)
+
+
+@triton.jit
+def quantize(v, LO: tl.constexpr, HI: tl.constexpr):
+    """`v` clamped (NaN to LO) and rounded to nearest even: the codes as int32 and as float32."""
+    if INTERPRET:
+        v = tl.where(v > LO, v, LO * 1.0)
+        v = tl.where(v < HI, v, HI * 1.0)
+    else:
+        v = tl.minimum(tl.maximum(v, LO * 1.0), HI * 1.0)
+    # Adding 1.5 * 2^23 rounds to a whole number, which then also stands in the low bits.
+    shifted = v + _MAGIC
+    return as_int(shifted) - _MAGIC_BITS, shifted - _MAGIC
+
+
+@triton.jit
+def quantize_random(v, u, LO: tl.constexpr, HI: tl.constexpr):
+    """`v` clamped and rounded down, or up where u < v - floor(v): the codes as int32 and as float32."""
+    if INTERPRET:
+        v = tl.where(v > LO, v, LO * 1.0)
+        v = tl.where(v < HI, v, HI * 1.0)
+    else:
+        v = tl.minimum(tl.maximum(v, LO * 1.0), HI * 1.0)
+    low = (v + _MAGIC) - _MAGIC
+    low = tl.where(low > v, low - 1.0, low)
+    code = tl.where(u < v - low, low + 1.0, low)
+    return as_int(code + _MAGIC) - _MAGIC_BITS, code
+
+
+@triton.jit
+def round_even(v):
+    """To the nearest whole number, ties to even, the sign kept: exact for every magnitude."""
+    bits = as_int(v)
+    size = as_float(bits & _MAGNITUDE)
+    whole = (size + 8388608.0) - 8388608.0
+    whole = as_float(as_int(whole) | (bits & -0x80000000))
+    return tl.where(size < 8388608.0, whole, v)
+
+
+@triton.jit
+def sign(v):
+    one = v * 0 + 1
+    return tl.where(v > 0, one, tl.where(v < 0, -one, one - one))
+
+
+@triton.jit
+def sign_f32(v):
+    return tl.where(v > 0.0, 1.0, tl.where(v < 0.0, -1.0, 0.0))
+
+
+@triton.jit
+def to_int(v):
+    """Truncated to int32; saturates, NaN gives 0."""
+    inside = tl.where((v >= -2147483648.0) & (v < 2147483648.0), v, 0.0).to(tl.int32)
+    return tl.where(v >= 2147483648.0, 0x7FFFFFFF, tl.where(v < -2147483648.0, -0x80000000, inside))
+
+
+@triton.jit
+def exponent(v):
+    return ((as_int(v) >> 23) & 0xFF) - 127
+
+
+@triton.jit
+def ldexp(v, i):
+    i = tl.minimum(tl.maximum(i, -252), 252)
+    half = i >> 1
+    return v * as_float((half + 127) << 23) * as_float((i - half + 127) << 23)
+
+
+@triton.jit
+def shift_left(v, by):
+    """0 for shifts outside 0 .. 31."""
+    inside = (by >= 0) & (by < 32)
+    return tl.where(inside, v << tl.where(inside, by, 0), 0)
+
+
+@triton.jit
+def shift_right(v, by):
+    """Logical; 0 for shifts outside 0 .. 31."""
+    inside = (by >= 0) & (by < 32)
+    shifted = v.to(tl.uint32, bitcast=True) >> tl.where(inside, by, 0).to(tl.uint32)
+    return tl.where(inside, shifted.to(tl.int32, bitcast=True), 0)
+
+
+@triton.jit
+def plane(v, SHIFT: tl.constexpr, BITS: tl.constexpr):
+    """(v >> SHIFT) & (2^BITS - 1), the shift logical."""
+    return (v.to(tl.uint32, bitcast=True) >> SHIFT).to(tl.int32, bitcast=True) & ((1 << BITS) - 1)
+
+
+@triton.jit
+def wrap(v, BITS: tl.constexpr, SIGNED: tl.constexpr):
+    """The low BITS of `v`, as the field that keeps them reads."""
+    if SIGNED:
+        return (v << (32 - BITS)) >> (32 - BITS)
+    else:
+        return v & ((1 << BITS) - 1)
+
+
+@triton.jit
+def floor_div(a, b):
+    """Floor division, in 64 bits so that -2^31 / -1 wraps; 0 where b is 0."""
+    a, by = a.to(tl.int64), tl.where(b == 0, 1, b).to(tl.int64)
+    quotient = a // by
+    quotient = tl.where((a % by != 0) & ((a < 0) != (by < 0)), quotient - 1, quotient)
+    return tl.where(b == 0, 0, quotient.to(tl.int32))
+
+
+@triton.jit
+def floor_mod(a, b):
+    return tl.where(b == 0, 0, a - floor_div(a, b) * b)
+
+
+# ---------------------------------------------------------------- memory
+
+
+@triton.jit
+def columns(P: tl.constexpr):
+    return tl.arange(0, P)[None, :]
+
+
+@triton.jit
+def round_up(n, SIZE: tl.constexpr):
+    return (n + (SIZE - 1)) // SIZE * SIZE
+
+
+@triton.jit
+def nothing(TILE: tl.constexpr):
+    """float32[TILE] to which sums are added: -0.0, since -0.0 + v is v bit for bit, 0.0 + v not for v = -0.0."""
+    return as_float(tl.full((TILE,), -0x80000000, tl.int32))
+
+
+@triton.jit
+def load_flat(pointer, left, TILE: tl.constexpr, FULL: tl.constexpr):
+    """float32[TILE] from a pointer to float32, bfloat16 or float16; 0.0 beyond `left`."""
+    index = tl.arange(0, TILE)
+    if FULL:
+        return tl.load(pointer + index).to(tl.float32)
+    else:
+        return tl.load(pointer + index, mask=index < left, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_flat(pointer, v, left, FULL: tl.constexpr):
+    """Store float32[TILE] as float32, bfloat16 or float16: nearest even, finite values saturate, canonical NaN."""
+    index = tl.arange(0, v.shape[0])
+    if pointer.dtype.element_ty == tl.float32:
+        v = nearest(v, "f32")
+    elif pointer.dtype.element_ty == tl.bfloat16:
+        v = to_bits16(v, "bf16").to(tl.bfloat16, bitcast=True)
+    else:
+        v = to_bits16(v, "f16").to(tl.float16, bitcast=True)
+    if FULL:
+        tl.store(pointer + index, v)
+    else:
+        tl.store(pointer + index, v, mask=index < left)
+
+
+@triton.jit
+def element(pointer, index, ALIGNED: tl.constexpr):
+    """Pointer to an element of the user's tensor; ALIGNED promises 16 bytes."""
+    pointer = pointer + index
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def place(address, DTYPE: tl.constexpr, STEP: tl.constexpr):
+    """Pointer to a tile of a run: 16-byte aligned where the run is, plus whole tiles of STEP bytes."""
+    return tl.multiple_of(address.to(tl.pointer_type(DTYPE)), _divisor(STEP))
+
+
+@triton.jit
+def store_codes(
+    address, code, left, LENGTH: tl.constexpr, BITS: tl.constexpr, SIGNED: tl.constexpr, FULL: tl.constexpr
+):
+    """Store int32 [G, P], LENGTH values a group of BITS bits, low bits first; `left` groups exist. Codes fit their bits.
+
+    Whole tiles go out as 32-bit words. A word is the wrapping sum of its codes, each shifted to its place: one instruction a code. A bias makes
+    signed codes positive before the sum, and comes off by the last xor.
+    """
+    G: tl.constexpr = code.shape[0]
+    P: tl.constexpr = code.shape[1]
+    STEP: tl.constexpr = G * LENGTH * BITS // 8
+    UNIT: tl.constexpr = BITS if BITS >= 16 else (32 if FULL and LENGTH == P and STEP % 4 == 0 else 8)
+    EACH: tl.constexpr = UNIT // BITS
+    if EACH > 1:
+        lanes = tl.reshape(code, (G * P // EACH, EACH))
+        word = tl.sum(lanes << (tl.arange(0, EACH) * BITS)[None, :], 1)
+        if SIGNED:
+            word = (word + _bias(BITS)) ^ _bias(BITS)
+    else:
+        word = tl.reshape(code, (G * P,))
+    if UNIT == 32:
+        pointer = place(address, tl.int32, STEP)
+    elif UNIT == 16:
+        pointer = place(address, tl.int16, STEP)
+        word = word.to(tl.int16)
+    else:
+        pointer = place(address, tl.int8, STEP)
+        word = word.to(tl.int8)
+    if FULL and LENGTH == P:
+        tl.store(pointer + tl.arange(0, G * P // EACH), word)
+    else:
+        unit = columns(P // EACH)
+        row = tl.arange(0, G)[:, None]
+        exists = (row < left) & (unit < LENGTH // EACH)
+        tl.store(pointer + (row * (LENGTH // EACH) + unit), tl.reshape(word, (G, P // EACH)), mask=exists)
+
+
+@triton.jit
+def load_codes(
+    address,
+    left,
+    G: tl.constexpr,
+    P: tl.constexpr,
+    LENGTH: tl.constexpr,
+    BITS: tl.constexpr,
+    SIGNED: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """int32 [G, P] of a run of LENGTH values a group; 0 where there are none."""
+    STEP: tl.constexpr = G * LENGTH * BITS // 8
+    UNIT: tl.constexpr = BITS if BITS >= 16 else (32 if FULL and LENGTH == P and STEP % 4 == 0 else 8)
+    EACH: tl.constexpr = UNIT // BITS
+    if UNIT == 32:
+        pointer = place(address, tl.int32, STEP)
+    elif UNIT == 16:
+        pointer = place(address, tl.int16, STEP)
+    else:
+        pointer = place(address, tl.int8, STEP)
+    if FULL and LENGTH == P:
+        word = tl.load(pointer + tl.arange(0, G * P // EACH)).to(tl.int32)
+    else:
+        unit = columns(P // EACH)
+        row = tl.arange(0, G)[:, None]
+        exists = (row < left) & (unit < LENGTH // EACH)
+        word = tl.load(pointer + (row * (LENGTH // EACH) + unit), mask=exists, other=0).to(tl.int32)
+        word = tl.reshape(word, (G * P // EACH,))
+    if BITS < 32:
+        # To the top, then down again with the sign or without it.
+        code = word[:, None] << (32 - BITS - tl.arange(0, EACH) * BITS)[None, :]
+        if SIGNED:
+            code = code >> (32 - BITS)
+        else:
+            code = (code.to(tl.uint32, bitcast=True) >> (32 - BITS)).to(tl.int32, bitcast=True)
+        return tl.reshape(code, (G, P))
+    else:
+        return tl.reshape(word, (G, P))
+
+
+@triton.jit
+def store_values(address, code, left, BITS: tl.constexpr, FULL: tl.constexpr):
+    """Store one value a group (int32 [G], low bits); `left` groups exist."""
+    G: tl.constexpr = code.shape[0]
+    DTYPE: tl.constexpr = tl.int32 if BITS == 32 else (tl.int16 if BITS == 16 else tl.int8)
+    pointer = place(address, DTYPE, G * BITS // 8) + tl.arange(0, G)
+    if FULL:
+        tl.store(pointer, code.to(DTYPE))
+    else:
+        tl.store(pointer, code.to(DTYPE), mask=tl.arange(0, G) < left)
+
+
+@triton.jit
+def load_values(address, left, G: tl.constexpr, BITS: tl.constexpr, SIGNED: tl.constexpr, FULL: tl.constexpr):
+    """int32 [G], one value a group; 0 where there is no group."""
+    DTYPE: tl.constexpr = tl.int32 if BITS == 32 else (tl.int16 if BITS == 16 else tl.int8)
+    pointer = place(address, DTYPE, G * BITS // 8) + tl.arange(0, G)
+    if FULL:
+        code = tl.load(pointer).to(tl.int32)
+    else:
+        code = tl.load(pointer, mask=tl.arange(0, G) < left, other=0).to(tl.int32)
+    if BITS < 32 and not SIGNED:
+        code = code & ((1 << BITS) - 1)
+    return code
+
+
+@triton.jit
+def store_value(address, code, BITS: tl.constexpr):
+    """Store one value a frame (an int32 scalar, low bits)."""
+    DTYPE: tl.constexpr = tl.int32 if BITS == 32 else (tl.int16 if BITS == 16 else tl.int8)
+    tl.store(address.to(tl.pointer_type(DTYPE)), code.to(DTYPE))
+
+
+@triton.jit
+def load_value(address, BITS: tl.constexpr, SIGNED: tl.constexpr):
+    """One value a frame, an int32 scalar."""
+    DTYPE: tl.constexpr = tl.int32 if BITS == 32 else (tl.int16 if BITS == 16 else tl.int8)
+    code = tl.load(address.to(tl.pointer_type(DTYPE))).to(tl.int32)
+    if BITS < 32 and not SIGNED:
+        code = code & ((1 << BITS) - 1)
+    return code

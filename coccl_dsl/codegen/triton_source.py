@@ -1,0 +1,491 @@
+"""One readable Triton kernel a Fold signature, as text. Nothing here imports triton.
+
+A launch runs a grid of (tiles of the longest piece, folds). Each fold is a row of the **segment table**, int64 in device memory:
+
+    0 length   elements of the piece
+    1 start    index in the chunk of the piece's first element
+    2 key      value number for stochastic rounding
+    3 wires    how many wires it opens
+    4 places   how many places its wire goes to
+    then       a dense source each: element offset into x, or address of a float32 scratch
+               a sink each: element offset into y, or address
+               a state of the out codec each: address of the current values, of the next ones
+               a flag of the out codec each: index of its counter
+    then       an entry an opened wire: its address, then for each state of the in codec current and next
+    then       a place each: its address
+
+Counts of wires and places differ from row to row; all rows of a launch have room for the largest, so that `row_size` and `places_at` (the
+column of the first place) are arguments, and an address is one load away from its row. Thus one kernel serves any world size.
+
+A tile is elements of one frame, and whole tiles (FULL) take no masks. What is left of a piece after its whole tiles is cut into small ones,
+each with a program of its own: masks take registers, and many values a thread besides would slow the whole tiles, which share the kernel.
+A codec that has fields a frame is closed by one program a frame, which then holds all that the statistics need.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from ..plan.ops import Signature
+from ..wire.codec import FRAME, TYPES, Codec, Field, Node, walk
+from ..wire.layout import ALIGN, frame_bytes
+from .triton_graph import Printer, fits, width
+
+TILE = 4096
+SMALL = 1024
+HEADER = """import triton
+import triton.language as tl
+
+from coccl_dsl.codegen import triton_groups as groups
+from coccl_dsl.codegen import triton_lib as lib
+"""
+ARGUMENTS = ("x", "y", "table", "row_size", "places_at", "factor", "rng", "version", "flags")
+FIXED = 5
+
+_STATE_DTYPES = {"f32": "tl.float32", "bf16": "tl.bfloat16", "f16": "tl.float16"}
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """tile: elements of a whole tile; small: of the tiles that cut what is left; warps: `num_warps` at launch."""
+
+    tile: int
+    small: int
+    warps: int
+
+    def programs(self, length: int) -> int:
+        """How many programs a piece of `length` elements takes."""
+        return length // self.tile - (-(length % self.tile) // self.small)
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """A kernel: `text` follows HEADER in a module."""
+
+    name: str
+    text: str
+    tiling: Tiling
+
+
+@dataclass(frozen=True)
+class Row:
+    """Columns of a signature's segment table. `states` are the out codec's, `entry` is the length of an opened wire's entry."""
+
+    dense: int
+    sinks: int
+    states: tuple[str, ...]
+    flags: tuple[str, ...]
+    in_states: tuple[str, ...]
+
+    @property
+    def dense_at(self) -> int:
+        return FIXED
+
+    @property
+    def sinks_at(self) -> int:
+        return self.dense_at + self.dense
+
+    @property
+    def states_at(self) -> int:
+        return self.sinks_at + self.sinks
+
+    @property
+    def flags_at(self) -> int:
+        return self.states_at + 2 * len(self.states)
+
+    @property
+    def wires_at(self) -> int:
+        return self.flags_at + len(self.flags)
+
+    @property
+    def entry(self) -> int:
+        return 1 + 2 * len(self.in_states)
+
+
+def row_of(signature: Signature, codecs: dict[str, Codec]) -> Row:
+    """Which columns the segment table of a signature has."""
+    out, opened = _codecs(signature, codecs)
+    return Row(
+        len(signature.dense),
+        len(signature.sinks),
+        tuple(s.name for s in out.states) if out else (),
+        tuple(out.flags) if out else (),
+        tuple(s.name for s in opened.states if s.scope == "both") if opened else (),
+    )
+
+
+def kernel_key(signature: Signature, dtype: str, codecs: dict[str, Codec], factor: bool) -> str:
+    """What decides a kernel's text, cheap to make: by it a back end finds kernels of a generated module."""
+    names = [c.name if c else "" for c in _codecs(signature, codecs)]
+    return "|".join(
+        [
+            str(signature),
+            str(signature.basis),
+            str(signature.update_in),
+            str(signature.wire),
+            dtype,
+            *names,
+            "factor" * factor,
+        ]
+    )
+
+
+def tiling(signature: Signature, codecs: dict[str, Codec]) -> Tiling:
+    """Tiles are multiples of every group and Hadamard block, with 32 to 64 elements a thread in whole ones."""
+    out, opened = _codecs(signature, codecs)
+    if out is not None and out.has_frame_fields:
+        return Tiling(FRAME, FRAME, 16)
+    bases = [signature.basis, *(b for _, b in signature.dense), *(b for _, b, _ in signature.sinks)]
+    least = max([c.group for c in (out, opened) if c] + bases)
+    tile = max(TILE, least)
+    return Tiling(tile, max(SMALL, least), max(4, min(16, tile // 1024)))
+
+
+def kernel_source(signature: Signature, dtype: str, codecs: dict[str, Codec], factor: bool) -> KernelSource:
+    """The kernel of a signature for tensors of `dtype` (f32, bf16, f16). factor: the op multiplies what it reads of the input.
+
+    Raises NotImplementedError, naming the operation, where a codec uses one that cannot be generated.
+    """
+    shape = tiling(signature, codecs)
+    text = _Kernel(signature, codecs, factor, shape).text()
+    name = f"fold_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return KernelSource(name, text.replace("FOLD", name), shape)
+
+
+def _codecs(signature: Signature, codecs: dict[str, Codec]) -> tuple[Codec | None, Codec | None]:
+    """The out codec and the in codec."""
+    out = codecs[signature.out_codec] if signature.out_codec else None
+    return out, codecs[signature.in_codec] if signature.in_codec else None
+
+
+class _Lines:
+    """Text with indentation."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 0
+
+    def add(self, *lines: str) -> None:
+        self.lines += ["    " * self.depth + line if line else "" for line in lines]
+
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+
+class _Kernel:
+    def __init__(self, signature: Signature, codecs: dict[str, Codec], factor: bool, tiling: Tiling):
+        self.s, self.factor, self.tiling = signature, factor, tiling
+        self.out, self.opened = _codecs(signature, codecs)
+        self.row = row_of(signature, codecs)
+        self.o = _Lines()
+
+    def text(self) -> str:
+        if self.opened is not None:
+            self._open(self.opened)
+        self._tile()
+        self._entry()
+        return self.o.text()
+
+    # ------------------------------------------------------------ opening a wire
+
+    def _open(self, codec: Codec) -> None:
+        o, groups = self.o, f"TILE // {codec.group}"
+        o.add(
+            "@triton.jit",
+            "def FOLD_open(entry, first, length, version, flags, TILE: tl.constexpr, FULL: tl.constexpr):",
+        )
+        o.depth += 1
+        o.add(
+            f'"""One tile of {codec.name}, opened: float32[TILE]'
+            + (f' in basis h{self.s.basis}."""' if self.s.basis else '."""')
+        )
+        self._frame(codec, "tl.load(entry)", "wire")
+        leaves: dict[tuple[str, str], str] = {("live", ""): "live", ("left", ""): "left"}
+        printer = Printer(codec, groups, leaves)
+        self._live(codec)
+        for f in codec.fields:
+            leaves["field", f.name] = self._read_field(codec, f, printer)
+        kept = self.row.in_states
+        updates = [codec.receiver_updates[name] for name in kept] if self.s.update_in else []
+        for i, name in enumerate(kept):
+            if _reads(name, [codec.decompress, *updates]) or (codec.versioned and updates):
+                leaves["state", name] = self._read_state(codec, name, f"tl.load(entry + {1 + 2 * i})", printer)
+        self._print(printer, codec.decompress, "decompressed")
+        value = printer.value(codec.decompress)
+        if codec.versioned:
+            value = self._check_version(codec, value, printer)
+        if self.s.update_in:
+            for i, name in enumerate(kept):
+                new = self._print(printer, codec.receiver_updates[name], f"next_{name}")
+                if codec.versioned:
+                    new = f"tl.where(current, {new}, {leaves['state', name]})"
+                self._write_state(codec, name, f"tl.load(entry + {2 + 2 * i})", new)
+        o.add(f"opened = tl.reshape({value}, [TILE])")
+        self._rebase("opened", codec.basis, self.s.basis)
+        o.add("return opened")
+        o.depth -= 1
+        o.add("", "")
+
+    def _print(self, printer: Printer, node: Node, name: str) -> str:
+        """Print a graph into the kernel."""
+        value = printer.value(node, name)
+        self.o.add(*printer.lines)
+        printer.lines.clear()
+        return value
+
+    def _frame(self, codec: Codec, address: str, name: str) -> None:
+        """Where this tile's frame lies, and which groups of it exist."""
+        o, per_frame = self.o, FRAME // codec.group
+        o.add(f"frame = first // {FRAME}", f"group = first % {FRAME} // {codec.group}")
+        o.add(f"live_length = {self._live_length(codec.basis)}")
+        o.add(
+            f"in_frame = tl.minimum({per_frame}, (live_length - frame * {FRAME} + {codec.group - 1}) // {codec.group})"
+        )
+        o.add("existing = in_frame - group")
+        self._runs(codec)
+        if address:
+            o.add(f"{name} = {address} + frame * {frame_bytes(codec)}")
+
+    def _runs(self, codec: Codec) -> None:
+        """Offsets of a frame's runs: they depend on how many groups the frame has."""
+        offset = "0"
+        sizes: list[tuple[str, str]] = []
+        for f in codec.fields:
+            per_group = f.length * f.bits // 8 if f.per == "array" else f.bits // 8
+            size = f"in_frame * {per_group}" if f.per != "frame" else str(f.bits // 8)
+            sizes.append((_run(f.name), size))
+        if codec.versioned:
+            sizes.append((_run("version"), "4"))
+        for i, (name, size) in enumerate(sizes):
+            self.o.add(f"{name} = {offset}")
+            if i + 1 < len(sizes):
+                offset = f"{name} + lib.round_up({size}, {ALIGN})"
+
+    def _live_length(self, basis: int) -> str:
+        return f"lib.round_up(length, {basis})" if basis > 1 else "length"
+
+    def _live(self, codec: Codec) -> None:
+        self.o.add("left = live_length - first")
+        self.o.add(f"live = groups.inside(left, TILE // {codec.group}, {codec.group})")
+
+    def _read_field(self, codec: Codec, f: Field, printer: Printer) -> str:
+        o, groups = self.o, f"TILE // {codec.group}"
+        signed = f.type[0] == "s"
+        name = printer.fresh(f.name)
+        at = f"wire + {_run(f.name)}"
+        if f.per == "array":
+            step = f.length * f.bits // 8
+            load = f"lib.load_codes({at} + group * {step}, existing, {groups}, {width(f.length)}, {f.length}, {f.bits}, {signed}, FULL)"
+        elif f.per == "group":
+            load = f"lib.load_values({at} + group * {f.bits // 8}, existing, {groups}, {f.bits}, {signed}, FULL)"
+        else:
+            load = f"lib.load_value({at}, {f.bits}, {signed})"
+        o.add(f"{name} = {load}" if f.integer else f'{name} = lib.decode({load}, "{f.type}")')
+        return name
+
+    def _state_place(self, codec: Codec, name: str, address: str) -> tuple[str, int]:
+        dtype = next(s.dtype for s in codec.states if s.name == name)
+        size = TYPES[dtype][0] // 8
+        return f"lib.place({address} + first * {size}, {_STATE_DTYPES[dtype]}, {size} * TILE)", size
+
+    def _read_state(self, codec: Codec, name: str, address: str, printer: Printer) -> str:
+        kept = printer.fresh(name)
+        place, _ = self._state_place(codec, name, address)
+        shape = f"[TILE // {codec.group}, {codec.group}]"
+        self.o.add(f"{kept} = tl.reshape(lib.load_flat({place}, left, TILE, FULL), {shape})")
+        return kept
+
+    def _write_state(self, codec: Codec, name: str, address: str, value: str) -> None:
+        """Whole groups are written, zeros where no element is."""
+        place, _ = self._state_place(codec, name, address)
+        flat = f"tl.reshape({value} if FULL else tl.where(live, {value}, 0.0), [TILE])"
+        self.o.add(f"lib.store_flat({place}, {flat}, lib.round_up(left, {codec.group}), FULL)")
+
+    def _check_version(self, codec: Codec, value: str, printer: Printer) -> str:
+        """A frame of another version opens as NaN; its first tile counts it."""
+        o = self.o
+        o.add(f"sent = lib.load_value(wire + {_run('version')}, 32, True)")
+        o.add("current = sent == tl.load(version)")
+        o.add("tl.atomic_add(flags, 1, mask=(group == 0) & (sent != tl.load(version)))")
+        name = printer.fresh("checked")
+        o.add(f'{name} = tl.where(current, {value}, float("nan"))')
+        return name
+
+    # ------------------------------------------------------------ one tile
+
+    def _rebase(self, name: str, own: int, wanted: int) -> None:
+        """Bring the flat values `name` from one basis into another; 0 is none. Padding of a short last block is zero."""
+        own, wanted = (b if b > 1 else 0 for b in (own, wanted))
+        if own == wanted:
+            return
+        if own:
+            self.o.add(f"{name} = groups.hadamard({name}, {own})")
+        if wanted:
+            self.o.add(f"{name} = {name} if FULL else tl.where(tl.arange(0, TILE) < length - first, {name}, 0.0)")
+            self.o.add(f"{name} = groups.hadamard({name}, {wanted})")
+
+    def _tile(self) -> None:
+        o = self.o
+        arguments = ", ".join(a for a in ARGUMENTS if a not in ("table", "row_size"))
+        o.add(
+            "@triton.jit",
+            f"def FOLD_tile(row, first, length, {arguments}, ALIGNED: tl.constexpr, TILE: tl.constexpr, FULL: tl.constexpr):",
+        )
+        o.depth += 1
+        self._sources()
+        if self.out is not None:
+            self._close(self.out)
+        self._sinks()
+        o.depth -= 1
+        o.add("", "")
+
+    def _sources(self) -> None:
+        o = self.o
+        for i, (role, basis) in enumerate(self.s.dense):
+            name = "total" if i == 0 else "more"
+            column = self.row.dense_at + i
+            if role == "input":
+                o.add(f"source = lib.element(x, tl.load(row + {column}) + first, ALIGNED)")
+            else:
+                o.add(f"source = lib.place(tl.load(row + {column}) + first * 4, tl.float32, 4 * TILE)")
+            left = f"{self._live_length(basis)} - first"
+            o.add(f"{name} = lib.load_flat(source, {left}, TILE, FULL)")
+            if role == "input" and self.factor:
+                o.add(f"{name} = {name} * factor")
+            self._rebase(name, basis, self.s.basis)
+            if i:
+                o.add("total = total + more")
+        if self.opened is None:
+            return
+        if not self.s.dense:
+            o.add("total = lib.nothing(TILE)")
+        o.add("wires = tl.load(row + 3)", "i = tl.full([], 0, tl.int64)", "while i < wires:")
+        o.depth += 1
+        o.add(f"entry = row + {self.row.wires_at} + i * {self.row.entry}")
+        o.add("total = total + FOLD_open(entry, first, length, version, flags, TILE, FULL)", "i += 1")
+        o.depth -= 1
+
+    def _close(self, codec: Codec) -> None:
+        """Compress the sum; what the wire says is then in `opened`."""
+        o, groups, group = self.o, f"TILE // {codec.group}", codec.group
+        o.add("", f"# {codec.name}")
+        self._frame(codec, "", "")
+        self._live(codec)
+        o.add("closing = total")
+        self._rebase("closing", self.s.basis, codec.basis)
+        o.add(f"closing = tl.reshape(closing, [{groups}, {group}])")
+        leaves: dict[tuple[str, str], str] = {("live", ""): "live", ("left", ""): "left", ("x", ""): "v"}
+        printer = Printer(codec, groups, leaves, exists=f"tl.arange(0, {groups}) < existing")
+        o.add(f"{printer.fresh('v')} = closing if FULL else tl.where(live, closing, 0.0)")
+        roots = [*codec.compress.values(), codec.reopened, *codec.sender_updates.values(), *codec.flags.values()]
+        for i, name in enumerate(self.row.states):
+            if _reads(name, roots):
+                address = f"tl.load(row + {self.row.states_at + 2 * i})"
+                leaves["state", name] = self._read_state(codec, name, address, printer)
+        for stream in sorted({n.attr[0] for n in walk(roots) if n.op == "uniform"}):
+            draws = printer.fresh("draws")
+            first = "tl.load(row + 1) + first"
+            o.add(f"{draws} = groups.uniform(rng, tl.load(row + 2), {first}, {stream}, TILE)")
+            o.add(f"{draws} = tl.reshape({draws}, [{groups}, {group}])")
+            leaves["uniform", str(stream)] = draws
+        stored: dict[str, str] = {}
+        for f in sorted(codec.fields, key=lambda f: ("frame", "group", "array").index(f.per)):
+            stored[f.name] = self._print(printer, codec.compress[f.name], f.name)
+        if self.s.wire:
+            codes = {f.name: self._encoded(codec, f, stored[f.name], printer) for f in codec.fields}
+            self._store_wire(codec, codes)
+        if any(opened for _, _, opened in self.s.sinks):
+            value = self._print(printer, codec.reopened, "opened_groups")
+            o.add(f"opened = tl.reshape({value}, [TILE])")
+        for i, name in enumerate(self.row.states):
+            if name in codec.sender_updates:
+                new = self._print(printer, codec.sender_updates[name], f"next_{name}")
+                self._write_state(codec, name, f"tl.load(row + {self.row.states_at + 2 * i + 1})", new)
+        for i, name in enumerate(self.row.flags):
+            flag = self._print(printer, codec.flags[name], name)
+            count = f"tl.sum(({flag} & (tl.arange(0, {groups}) < existing)).to(tl.int32), 0)"
+            o.add(f"tl.atomic_add(flags + tl.load(row + {self.row.flags_at + i}), {count})")
+
+    def _encoded(self, codec: Codec, f: Field, value: str, printer: Printer) -> str:
+        """The integers that a field's run holds."""
+        node = codec.compress[f.name]
+        if node.op == "const":
+            value = f"tl.full([], {value}, tl.{'float32' if node.kind == 'f32' else 'int32'})"
+        if f.per == "group" and node.scope != "group":
+            value = f"tl.full([TILE // {codec.group}], {value}, tl.{'float32' if node.kind == 'f32' else 'int32'})"
+        code = printer.fresh(f"{f.name}_bits")
+        if not f.integer and f.type == "f16" and f.per == "array":
+            self.o.add(f'{code} = lib.to_bits16({value}, "f16")')
+        elif not f.integer:
+            self.o.add(f'{code} = lib.encode({value}, "{f.type}")')
+        elif f.bits < 16 and f.per == "array" and not fits(node, f.bits, f.type[0] == "s"):
+            self.o.add(f"{code} = lib.wrap({value}, {f.bits}, {f.type[0] == 's'})")
+        else:
+            return value
+        return code
+
+    def _store_wire(self, codec: Codec, codes: dict[str, str]) -> None:
+        o = self.o
+        o.add("places = tl.load(row + 4)", "i = tl.full([], 0, tl.int64)", "while i < places:")
+        o.depth += 1
+        o.add(f"place = tl.load(row + places_at + i) + frame * {frame_bytes(codec)}")
+        for f in codec.fields:
+            at = f"place + {_run(f.name)}"
+            if f.per == "array":
+                step = f.length * f.bits // 8
+                o.add(
+                    f"lib.store_codes({at} + group * {step}, {codes[f.name]}, existing, {f.length}, {f.bits}, {f.type[0] == 's'}, FULL)"
+                )
+            elif f.per == "group":
+                o.add(f"lib.store_values({at} + group * {f.bits // 8}, {codes[f.name]}, existing, {f.bits}, FULL)")
+            else:
+                o.add(f"lib.store_value({at}, {codes[f.name]}, {f.bits})")
+        if codec.versioned:
+            o.add("if group == 0:", f"    lib.store_value(place + {_run('version')}, tl.load(version), 32)")
+        o.add("i += 1")
+        o.depth -= 1
+
+    def _sinks(self) -> None:
+        o = self.o
+        if self.s.sinks:
+            o.add("")
+        for i, (role, basis, opened) in enumerate(self.s.sinks):
+            own = self.out.basis if opened and self.out is not None else self.s.basis
+            o.add(f"result = {'opened' if opened and self.out is not None else 'total'}")
+            self._rebase("result", own, basis)
+            column = self.row.sinks_at + i
+            if role == "output":
+                o.add(f"sink = lib.element(y, tl.load(row + {column}) + first, ALIGNED)", "left = length - first")
+            else:
+                o.add(f"sink = lib.place(tl.load(row + {column}) + first * 4, tl.float32, 4 * TILE)")
+                o.add(f"left = {self._live_length(basis)} - first")
+            o.add("lib.store_flat(sink, result, left, FULL)")
+
+    # ------------------------------------------------------------ the kernel
+
+    def _entry(self) -> None:
+        o = self.o
+        names = ", ".join(f'"{a}"' for a in ARGUMENTS)
+        o.add(f"@triton.jit(do_not_specialize=[{names}], do_not_specialize_on_alignment=[{names}])")
+        o.add(f"def FOLD({', '.join(ARGUMENTS)}, ALIGNED: tl.constexpr):")
+        o.depth += 1
+        o.add(f'"""{self.s}"""')
+        o.add("row = table + tl.program_id(1).to(tl.int64) * row_size", "length = tl.load(row)")
+        arguments = ", ".join(a for a in ARGUMENTS if a not in ("table", "row_size"))
+        tile, small = self.tiling.tile, self.tiling.small
+        o.add(f"whole = length // {tile}", "program = tl.program_id(0).to(tl.int64)")
+        o.add("if program < whole:")
+        o.add(f"    FOLD_tile(row, program * {tile}, length, {arguments}, ALIGNED, {tile}, True)")
+        o.add("else:", f"    first = whole * {tile} + (program - whole) * {small}")
+        o.add("    if first < length:", f"        FOLD_tile(row, first, length, {arguments}, ALIGNED, {small}, False)")
+        o.depth -= 1
+
+
+def _run(field: str) -> str:
+    """The variable that holds where a field's run begins."""
+    return "".join(c if c.isalnum() else "_" for c in field) + "_run"
+
+
+def _reads(state: str, roots: list[Node]) -> bool:
+    return any(n.op == "state" and n.attr[0] == state for n in walk(roots))

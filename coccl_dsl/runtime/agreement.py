@@ -1,0 +1,57 @@
+"""Agreement between ranks at bind, over the group's store: the same texts, parameters, versions, everywhere, or an error on every rank.
+
+Nothing here uses the collectives of the group, so it cannot hang on a fault that it is there to find.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from .errors import BindError
+
+_sequence: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+
+
+class Meeting:
+    """One bind of one group: the n-th call of `Meeting(group)` on each rank meets the n-th of the others."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta, what: str):
+        self.rank, self.world, self.timeout, self.what = dist.get_rank(group), dist.get_world_size(group), timeout, what
+        number = _sequence.get(group, 0)
+        _sequence[group] = number + 1
+        base = dist.distributed_c10d._get_default_store()
+        self.store = dist.PrefixStore(f"coccl_dsl/{group.group_name}/{number}", base)
+
+    def gather(self, name: str, text: str) -> list[str]:
+        """Every rank's text, in rank order. Raises BindError naming the ranks that did not come within the timeout."""
+        self.store.set(f"{name}/{self.rank}", text)
+        keys = [f"{name}/{r}" for r in range(self.world)]
+        try:
+            self.store.wait(keys, self.timeout)
+        except Exception as e:
+            missing = [r for r, key in enumerate(keys) if not self.store.check([key])]
+            raise BindError(f"{self.what}: ranks {missing} did not bind within {self.timeout.total_seconds():g} s") from e
+        return [self.store.get(key).decode() for key in keys]
+
+    def agree(self, fields: dict[str, str]) -> None:
+        """Raises BindError on all ranks when any field differs between ranks, naming ranks and field."""
+        everyone = [json.loads(t) for t in self.gather("fields", json.dumps(fields))]
+        first = everyone[0]
+        problems = []
+        for name in {k: None for f in everyone for k in f}:
+            odd = [r for r, f in enumerate(everyone) if f.get(name) != first.get(name)]
+            if odd:
+                shown = "; ".join(f"rank {r}: {str(everyone[r].get(name))[:80]}" for r in [0, *odd[:3]])
+                problems.append(f"`{name}` differs on ranks {odd} ({shown})")
+        if problems:
+            raise BindError(f"{self.what}: the ranks do not agree: " + "; ".join(problems))
+
+    def report(self, problem: str) -> None:
+        """Tell the others that this rank could not bind (or that it could, with ""). Raises BindError on all ranks when any could not."""
+        problems = [(r, t) for r, t in enumerate(self.gather("ready", problem)) if t]
+        if problems:
+            raise BindError(f"{self.what}: " + "; ".join(f"rank {r}: {t}" for r, t in problems))

@@ -1,0 +1,267 @@
+"""Runs one rank's plan: memory, per-count preparation, and the order of launches and exchanges over slices.
+
+A call is a generator that yields an `ExchangeCall` where wires must move; the transport (or, for `local`, the driver of all ranks) posts it and
+resumes the generator when its wires are there. So the same code runs over every transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from ..codegen.launch import Backend, FoldArgs, OpContext, Place, Prepared, StatePlaces
+from ..plan.ops import Commit, Dense, Exchange, Fold, Launch, Plan, StateRef
+from ..wire.layout import align, live_elements, wire_bytes
+from .cut import Cut, Piece, cut, largest_piece, piece
+from .dtypes import TORCH
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Bytes of one message: to or from `peer`, one or more tensors in order (uint8, contiguous, never empty)."""
+
+    peer: int
+    tensors: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class ExchangeCall:
+    """One level of one slice."""
+
+    level: int
+    slice: int
+    sends: tuple[Parcel, ...]
+    recvs: tuple[Parcel, ...]
+
+
+@dataclass
+class _State:
+    """Tensors of one StateRef: name -> (current, next)."""
+
+    tensors: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+
+@dataclass
+class _Prepared:
+    """One count, one set of codecs: prepared steps of every slice, in order."""
+
+    cut: Cut
+    slices: list[list[Prepared | ExchangeCall]]
+    commits: list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Executor:
+    """One rank's plan with its memory on one device."""
+
+    def __init__(self, plan: Plan, backend: Backend, device: torch.device, capacity: int, factor: float | None, seed: int, depth: int = 1):
+        self.plan, self.backend, self.device, self.capacity, self.depth = plan, backend, device, capacity, depth
+        self.largest = cut(plan, capacity)
+        self.flag_names = tuple(sorted({f for c in plan.codecs.values() for f in c.flags}))
+        self.rng = torch.tensor([seed, 0], dtype=torch.int64, device=device)
+        self.version = torch.zeros(1, dtype=torch.int32, device=device)
+        self.flags = torch.zeros(1 + len(self.flag_names), dtype=torch.int32, device=device)
+        self.factor = factor
+        self.calls = 0
+        self.fresh = True
+        self.count: int | None = None
+        self._prepared: dict[tuple[object, ...], _Prepared] = {}
+        self._lay_out()
+        self.states = {ref: self._make_state(ref) for ref in plan.states}
+
+    # ------------------------------------------------------------ memory
+
+    def _lay_out(self) -> None:
+        """Slot borders are set by the capacity and never depend on a call's count."""
+        self.offsets: list[list[int]] = []
+        at = 0
+        for _ in range(self.depth):
+            row = []
+            for members in self.plan.slots:
+                row.append(at)
+                at += align(max(self._largest_bytes(kind, id) for kind, id in members))
+            self.offsets.append(row)
+        self.arena = torch.zeros(max(at, 16), dtype=torch.uint8, device=self.device)
+
+    def _largest_bytes(self, kind: str, id: int) -> int:
+        info = self.plan.wires[id] if kind == "wire" else self.plan.scratch[id]
+        length = largest_piece(self.largest.lengths[info.extent], self.depth)
+        if length == 0:
+            return 0
+        if kind == "scratch":
+            basis = max(self.plan.scratch[id].basis, 1)
+            return 4 * (-(-length // basis) * basis)
+        codec = self.plan.codecs[self.plan.wires[id].codec]
+        return max(wire_bytes(c, length) for c in (codec, codec.first) if c is not None)
+
+    def _make_state(self, ref: StateRef) -> _State:
+        codec = self.plan.codecs[self.plan.states[ref]]
+        length = live_elements(codec, self.largest.lengths[ref.extent])
+        whole = max(1, -(-length // codec.group)) * codec.group
+        made = _State()
+        for s in codec.states:
+            made.tensors[s.name] = (
+                torch.zeros(whole, dtype=TORCH[s.dtype], device=self.device),
+                torch.zeros(whole, dtype=TORCH[s.dtype], device=self.device),
+            )
+        return made
+
+    def reset(self) -> None:
+        """Forget states: the next call starts as the first one did. The call number goes on."""
+        for state in self.states.values():
+            for current, following in state.tensors.values():
+                current.zero_()
+                following.zero_()
+        self.version.zero_()
+        self.fresh = True
+
+    # ------------------------------------------------------------ preparation
+
+    def prepare(self, count: int, splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None) -> _Prepared:
+        """Everything of a call that depends on its count but not on its tensors."""
+        first = self.fresh and any(c.first for c in self.plan.codecs.values())
+        key = (count, splits, first)
+        found = self._prepared.get(key)
+        if found is None:
+            if len(self._prepared) >= 64:
+                self._prepared.clear()
+            found = self._prepared[key] = self._prepare(count, splits, first)
+        return found
+
+    def _prepare(self, count: int, splits: tuple[tuple[int, ...], tuple[int, ...]] | None, first: bool) -> _Prepared:
+        made = cut(self.plan, count, splits)
+        for extent, length in made.lengths.items():
+            if length > self.largest.lengths.get(extent, 0):
+                raise ValueError(f"{count} elements do not fit the op, which is bound for {self.capacity}; bind with a larger capacity")
+        codecs = {n: (c.first or c) if first else c for n, c in self.plan.codecs.items()}
+        context = OpContext(self.plan.dtype, self.factor, codecs, self.rng, self.version, self.flags, self.flag_names)
+        slices: list[list[Prepared | ExchangeCall]] = []
+        for k in range(self.depth):
+            steps: list[Prepared | ExchangeCall] = []
+            for step in self.plan.steps:
+                if isinstance(step, Launch):
+                    folds = [a for f in step.folds if (a := self._fold(f, made, k, codecs)) is not None]
+                    if folds:
+                        steps.append(self.backend.prepare(step.signature, folds, context))
+                elif isinstance(step, Exchange):
+                    steps.append(self._exchange(step, made, k, codecs))
+            slices.append(steps)
+        return _Prepared(made, slices, self._commits(made, codecs))
+
+    def _piece(self, extent: int, made: Cut, k: int) -> Piece:
+        return piece(made.lengths[extent], k, self.depth)
+
+    def _place(self, slot: int, k: int) -> Place:
+        return Place(self.arena, self.offsets[k][slot])
+
+    def _dense(self, d: Dense, made: Cut, part: Piece, k: int) -> int | Place:
+        if d.role == "input":
+            return made.inputs[d.index] + part.start
+        if d.role == "output":
+            return made.outputs[d.index] + part.start
+        return self._place(self.plan.scratch[d.index].slot, k)
+
+    def _fold(self, f: Fold, made: Cut, k: int, codecs) -> FoldArgs | None:
+        part = self._piece(f.extent, made, k)
+        if part.length == 0:
+            return None
+        return FoldArgs(
+            length=part.length,
+            start=part.start,
+            dense=tuple(self._dense(d, made, part, k) for d in f.dense),
+            wires=tuple(self._place(self.plan.wires[o.wire].slot, k) for o in f.opened),
+            places=(self._place(self.plan.wires[f.wire].slot, k),) if f.wire is not None else (),
+            sinks=tuple(self._dense(s.place, made, part, k) for s in f.sinks),
+            key=f.key,
+            state=self._state_places(f.state, part) if f.state is not None else {},
+            wire_states=tuple(self._state_places(o.state, part) if o.state is not None else {} for o in f.opened),
+        )
+
+    def _state_places(self, ref: StateRef, part: Piece) -> dict[str, StatePlaces]:
+        places = {}
+        for name, (current, following) in self.states[ref].tensors.items():
+            at = part.start * current.element_size()
+            places[name] = StatePlaces(Place(current.view(torch.uint8), at), Place(following.view(torch.uint8), at))
+        return places
+
+    def _exchange(self, step: Exchange, made: Cut, k: int, codecs) -> ExchangeCall:
+        def parcels(transfers) -> tuple[Parcel, ...]:
+            found = []
+            for t in transfers:
+                tensors = []
+                for w in t.wires:
+                    info = self.plan.wires[w]
+                    part = self._piece(info.extent, made, k)
+                    if part.length:
+                        size = wire_bytes(codecs[info.codec], part.length)
+                        at = self.offsets[k][info.slot]
+                        tensors.append(self.arena[at : at + size])
+                if tensors:
+                    found.append(Parcel(t.peer, tuple(tensors)))
+            return tuple(found)
+
+        return ExchangeCall(step.level, k, parcels(step.sends), parcels(step.recvs))
+
+    def _commits(self, made: Cut, codecs) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        pairs = []
+        if any(isinstance(s, Commit) for s in self.plan.steps):
+            for ref, state in self.states.items():
+                codec = codecs[self.plan.states[ref]]
+                whole = -(-made.lengths[ref.extent] // codec.group) * codec.group
+                pairs += [(current[:whole], following[:whole]) for current, following in state.tensors.values()]
+        return pairs
+
+    # ------------------------------------------------------------ running
+
+    def begin(self, count: int) -> None:
+        """States belong to tensors of one size: another count starts afresh."""
+        if self.plan.stateful and self.count is not None and self.count != count:
+            self.reset()
+        self.count = count
+
+    def slice_steps(self, prepared: _Prepared, k: int, x: torch.Tensor, y: torch.Tensor) -> Iterator[ExchangeCall]:
+        """Run slice k; yields where wires must move. x and y are flat, contiguous, of the op's dtype."""
+        for step in prepared.slices[k]:
+            if isinstance(step, ExchangeCall):
+                yield step
+            else:
+                step.run(x, y)
+
+    def finish(self, prepared: _Prepared) -> None:
+        """The call is complete: states become current, the call number advances."""
+        for current, following in prepared.commits:
+            current.copy_(following)
+        if self.plan.stateful:
+            self.version += 1
+            self.fresh = False
+        if self.plan.stochastic:
+            self.rng[1] += 1
+        self.calls += 1
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Copies: call number, version, and each state under `state.SITE.CHUNK.OWNER.NAME`."""
+        found = {"rng": self.rng.clone(), "version": self.version.clone(), "fresh": torch.tensor(self.fresh)}
+        found["count"] = torch.tensor(-1 if self.count is None else self.count)
+        for ref, state in self.states.items():
+            for name, (current, _) in state.tensors.items():
+                found[f"state.{ref.site}.{ref.extent}.{ref.owner}.{name}"] = current.clone()
+        return found
+
+    def load_state_dict(self, saved: dict[str, torch.Tensor]) -> None:
+        """Raises ValueError naming keys that are missing, unknown or of another size."""
+        own = self.state_dict()
+        if own.keys() != saved.keys():
+            raise ValueError(f"state_dict differs in {sorted(own.keys() ^ saved.keys())}")
+        for key, value in saved.items():
+            if value.shape != own[key].shape or value.dtype != own[key].dtype:
+                raise ValueError(f"state_dict[{key!r}] is {value.dtype}{list(value.shape)}, the op has {own[key].dtype}{list(own[key].shape)}")
+        self.rng.copy_(saved["rng"])
+        self.version.copy_(saved["version"])
+        self.fresh = bool(saved["fresh"])
+        count = int(saved["count"])
+        self.count = None if count < 0 else count
+        for ref, state in self.states.items():
+            for name, (current, following) in state.tensors.items():
+                current.copy_(saved[f"state.{ref.site}.{ref.extent}.{ref.owner}.{name}"])
+                following.copy_(current)
