@@ -73,7 +73,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "nothing in this file",
         "A .coll file holds at least one `collective`, a .comp file at least one `compressor`.",
     ),
-    "E105": ("nested too deeply", "Brackets may nest 50 deep, and an expression holds at most 60 operations one inside the other."),
+    "E105": (
+        "nested too deeply",
+        "Brackets may nest 50 deep, and an expression holds at most 60 operations one inside the other.",
+    ),
     "E106": ("number too large", "Integers lie within -2^62 .. 2^62."),
     "E107": ("files use each other in a circle", "A compressor that wraps another takes it as a parameter instead."),
     "E108": (
@@ -145,7 +148,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "E310": ("index out of range", "A chunk index lies outside its buffer."),
     "E311": ("undefined arithmetic", "Division by zero, a negative shift, log2 of something that is no power of two."),
-    "E312": ("too long", "The program runs more statements than the checker allows."),
+    "E312": (
+        "too long",
+        "Over all ranks a text runs at most 2 million statements, and its buffers hold at most 1048576 chunks.",
+    ),
     "E314": ("does not fit this world", "The collective needs another number of ranks."),
     # ---- compressors
     "E401": (

@@ -24,14 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .check.report import Report, check_worlds, default_worlds, param_choices, run_world
-from .check.suggest import suggest
+from .check.suggest import TRIAL_WORK, suggest
 from .check.values import Trace
-from .diagnostics import CompileError, Source, fail
+from .diagnostics import CompileError, Diagnostic, Source, fail
 from .lang import ast
-from .lang.files import find, read
+from .lang.files import find, is_file, read
 from .lang.parse import parse_binding, parse_coll
 from .lang.program import Program
 from .lang.resolve import resolve
+from .plan.credits import assign_credits
 from .plan.ops import Plan
 from .plan.schedule import make_plan
 from .plan.verify import verify
@@ -81,7 +82,9 @@ def op_factor(op: str, world: int) -> float | None:
             return float(op[7:-1])
         except ValueError:
             pass
-    raise ValueError(f"op={op!r} is not available: it is sum, avg or premul(factor); max, min and product are out of scope")
+    raise ValueError(
+        f"op={op!r} is not available: it is sum, avg or premul(factor); max, min and product are out of scope"
+    )
 
 
 class Collective:
@@ -91,12 +94,20 @@ class Collective:
     report      what was proved for the default worlds
     """
 
-    def __init__(self, source: Source, syntax: ast.Collective, scope: Scope, uses: tuple[ast.Use, ...], compressors: dict[str, str]):
+    def __init__(
+        self,
+        source: Source,
+        syntax: ast.Collective,
+        scope: Scope,
+        uses: tuple[ast.Use, ...],
+        compressors: dict[str, str],
+    ):
         self.source, self.syntax, self.scope, self.uses = source, syntax, scope, uses
         self.name, self.kind = syntax.name, syntax.kind
         self.compressors = dict(compressors)
         self.seconds: dict[str, float] = {}
         self._programs: dict[tuple[Any, ...], Program] = {}
+        self._codecs: dict[tuple[str, str], Codec] = {}
         self._report: Report | None = None
 
     def __repr__(self) -> str:
@@ -125,7 +136,14 @@ class Collective:
     def _resolve(self, syntax: ast.Collective, dtype: str, bound: dict[str, str]) -> Program:
         overrides = {name: parse_binding(text, name) for name, text in bound.items()}
         with self._timed("resolve"):
-            return resolve(syntax, dtype, lambda b: compile_codec(bind(b, self.scope), dtype), overrides)
+            return resolve(syntax, dtype, lambda b: self._codec(b, dtype), overrides)
+
+    def _codec(self, binding: ast.Binding, dtype: str) -> Codec:
+        bound = bind(binding, self.scope)
+        key = (bound.name, dtype)
+        if key not in self._codecs:
+            self._codecs[key] = compile_codec(bound, dtype)
+        return self._codecs[key]
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -138,7 +156,9 @@ class Collective:
             self._report = self.check()
         return self._report
 
-    def check(self, worlds: tuple[tuple[int, ...], ...] | None = None, *, dtype: str = "bf16", op: str = "sum") -> Report:
+    def check(
+        self, worlds: tuple[tuple[int, ...], ...] | None = None, *, dtype: str = "bf16", op: str = "sum"
+    ) -> Report:
         """Prove the text for `worlds` (the default ones unless given): every root, all ranks. Raises CompileError."""
         program = self.program(dtype)
         factor = op != "sum"
@@ -146,9 +166,11 @@ class Collective:
             try:
                 return check_worlds(program, raw_codec(dtype), worlds, factor=factor)
             except CompileError as e:
-                raise CompileError(self._mended(list(e.diagnostics), program, worlds)) from None
+                raise CompileError(self._mended(list(e.diagnostics), program, worlds, factor)) from None
 
-    def _mended(self, found: list[Any], program: Program, worlds: tuple[tuple[int, ...], ...] | None) -> list[Any]:
+    def _mended(
+        self, found: list[Diagnostic], program: Program, worlds: tuple[tuple[int, ...], ...] | None, factor: bool
+    ) -> list[Diagnostic]:
         """Try index shifts on the small worlds."""
         small = tuple(w for w in worlds or default_worlds(program) if prod(w) <= 4 or (len(w) > 1 and prod(w) <= 8))
         if not small:
@@ -156,7 +178,8 @@ class Collective:
 
         def proves(changed: ast.Collective) -> bool:
             try:
-                check_worlds(self._resolve(changed, program.dtype, self.compressors), raw_codec(program.dtype), small)
+                trial = self._resolve(changed, program.dtype, self.compressors)
+                check_worlds(trial, raw_codec(program.dtype), small, factor=factor, limit=TRIAL_WORK)
                 return True
             except CompileError:
                 return False
@@ -171,12 +194,34 @@ class Collective:
         with self._timed("check"):
             return run_world(program, world.sizes, params, raw_codec(dtype), factor=world.factor not in (None, 1.0))
 
-    def plan(self, world: World, rank: int, *, dtype: str = "bf16", compressors: dict[str, str] | None = None, trace: Trace | None = None) -> Plan:
-        """One rank's plan. Pass `trace` (of the same world, dtype and compressors) to plan several ranks of one run."""
+    def plan(
+        self,
+        world: World,
+        rank: int,
+        *,
+        dtype: str = "bf16",
+        compressors: dict[str, str] | None = None,
+        trace: Trace | None = None,
+        fuse: bool = True,
+    ) -> Plan:
+        """One rank's plan. fuse=False keeps every operation apart. Pass `trace` (of the same world, dtype and compressors) to plan several ranks of one run."""
         program = self.program(dtype, compressors)
         trace = trace or self.trace(world, dtype=dtype, compressors=compressors)
         with self._timed("plan"):
-            return verify(make_plan(program, trace, rank, raw_codec(dtype), world.op))
+            return verify(make_plan(program, trace, rank, raw_codec(dtype), world.op, apart=not fuse))
+
+    def mapped_plans(
+        self, world: World, *, dtype: str, compressors: dict[str, str], trace: Trace, fuse: bool = True
+    ) -> list[Plan]:
+        """All ranks' plans where every rank's memory is mapped on every other, with the credits that they need."""
+        program = self.program(dtype, compressors)
+        everyone = frozenset(range(trace.world))
+        with self._timed("plan"):
+            plans = [
+                make_plan(program, trace, r, raw_codec(dtype), world.op, everyone - {r}, not fuse)
+                for r in range(trace.world)
+            ]
+            return assign_credits([verify(p) for p in plans])
 
     def check_sizes(self, sizes: tuple[int, ...]) -> None:
         """Raises CompileError E314 when the world has another number of axes."""
@@ -195,9 +240,11 @@ class Collective:
         capacity    the largest number of elements of a call's input; like.numel() unless given
         mesh        axis name -> size, for collectives over a mesh
         root        group rank, for broadcast and reduce
-        transport   auto, torch, nccl (local for a LocalGroup)
+        transport   auto, symm, nccl, torch (local for a LocalGroup)
         seed        of stochastic rounding
         depth       slices in flight; else the first depth that the text's schedule names
+        fuse        False runs every operation on its own: slower, the same bits
+        backend     auto (Triton on CUDA, eager torch on the CPU), eager or triton
         any other   a compressor of the text, rebound: q="int8(group=512)"
 
         Raises BindError on all ranks when an argument is wrong on any, or the ranks differ in texts, parameters or versions.
@@ -215,9 +262,18 @@ def parse_source(source: Source, name: str | None = None, compressors: dict[str,
         twice = next(c for i, c in enumerate(file.collectives) if c.name in names[:i])
         fail("E202", f"there are two collectives `{twice.name}`", twice.span)
     if name is None and len(names) > 1:
-        fail("E108", f"`{source.name}` holds {', '.join(names)}: say which, as {source.name}:{names[0]}", file.collectives[1].span)
+        fail(
+            "E108",
+            f"`{source.name}` holds {', '.join(names)}: say which, as {source.name}:{names[0]}",
+            file.collectives[1].span,
+        )
     if name is not None and name not in names:
-        fail("E108", f"`{source.name}` holds no collective `{name}`", file.collectives[0].span, help=f"it holds {', '.join(names)}")
+        fail(
+            "E108",
+            f"`{source.name}` holds no collective `{name}`",
+            file.collectives[0].span,
+            help=f"it holds {', '.join(names)}",
+        )
     syntax = next(c for c in file.collectives if name in (None, c.name))
     return Collective(source, syntax, Scope.of(file.uses, source.path), file.uses, compressors or {})
 
@@ -225,10 +281,10 @@ def parse_source(source: Source, name: str | None = None, compressors: dict[str,
 def load(path_or_name: str | Path, compressors: dict[str, str] | None = None) -> Collective:
     """Find and parse `ring_q4`, `my/ring.coll` or `file.coll:name`, without checking it yet."""
     text, name = str(path_or_name), None
-    if ":" in text and not Path(text).exists():
+    if ":" in text and not is_file(Path(text)):
         text, name = text.rsplit(":", 1)
     path = Path(text)
-    if not path.is_file():
+    if not is_file(path):
         path = find(text, "algorithms", None)
     return parse_source(read(path), name, compressors)
 

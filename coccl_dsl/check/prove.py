@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+
 from ..diagnostics import Sink, Span
 from ..lang import ast
+from ..lang.expressions import counted
 from ..lang.program import Program
 from .run import Run
 from .values import Trace, Value
+
+# Wrong outputs mostly have one cause, so only the first are shown.
+MAX_WRONG = 2
 
 
 def prove(program: Program, run: Run, trace: Trace, sink: Sink) -> None:
@@ -46,40 +53,53 @@ def _list(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
 
 
+def _made_here(v: Value) -> bool:
+    """Whether the rank that holds v computed it, rather than received it."""
+    while v.op == "turn":
+        v = v.args[0]
+    return v.op != "open" or v.args[0].message is None
+
+
 def _postcondition(p: Program, run: Run, t: Trace, sink: Sink) -> bool:
-    wrong = False
+    """Report wrong outputs; one value that many ranks hold once, where it was made."""
+    wrong: dict[tuple[int, ...], tuple[bool, int, int]] = {}
     for rank, outputs in enumerate(t.outputs):
         for i, v in enumerate(outputs):
             want = _expected(p.kind, t.world, t.params, rank, i)
-            if want is None:
+            if want is None or (v is not None and (v.extent, v.mask) == want):
                 continue
-            problem = _problem(p, v, want, rank, i)
-            if problem is None:
-                continue
-            wrong = True
-            span = t.writers[rank][i] or run.target.span
-            label = "last written here" if t.writers[rank][i] else "never written"
-            sink.error("E303", f"{problem}{run.where()}", span, label=label)
-            if len(sink.found) >= 4:
-                return True
-    return wrong
+            made = v is None or _made_here(v)
+            key = (rank, i) if v is None else (v.extent, v.number, want[0])
+            if key not in wrong or made and not wrong[key][0]:
+                wrong[key] = (made, rank, i)
+    for _, rank, i in sorted(wrong.values(), key=lambda w: (w[1], w[2])):
+        want = _expected(p.kind, t.world, t.params, rank, i)
+        assert want is not None
+        writer = t.writers[rank][i]
+        problem = _problem(p, run, t, rank, i, want)
+        label = "last written here" if writer else "never written"
+        sink.error("E303", f"{problem}{run.where()}", writer or run.target.span, label=label)
+        if len(sink.found) >= MAX_WRONG:
+            break
+    return bool(wrong)
 
 
-def _problem(p: Program, v: Value | None, want: tuple[int, int], rank: int, i: int) -> str | None:
-    extent, mask = want
+def _problem(p: Program, run: Run, t: Trace, rank: int, i: int, want: tuple[int, int]) -> str:
+    (extent, mask), v = want, t.outputs[rank][i]
+    name = f"chunk {i} of `{run.target.name}`" if run.target.dims else f"`{run.target.name}`"
     if v is None:
-        return f"chunk {i} of the result has no value on rank {rank}"
+        return f"{name} has no value on rank {rank}"
     if v.extent != extent:
-        return f"rank {rank} ends with chunk {v.extent} where chunk {extent} belongs"
-    missing, extra = mask & ~v.mask, v.mask & ~mask
+        return f"rank {rank} ends with chunk {v.extent} in {name}, where chunk {extent} belongs"
+    missing = _ranks(mask & ~v.mask)
+    if mask.bit_count() == 1 and missing:
+        root = ", the root" if p.kind == "broadcast" else ""
+        return f"rank {rank} ends with {name} of {_list(_ranks(v.mask))}, not with that of {_list(missing)}{root}"
     if missing:
-        ranks = _ranks(missing)
-        others = [r for r in ranks if r != rank]
+        others = [r for r in missing if r != rank]
         why = f"no send brought it from rank {others[0]}" if others else "its own value was overwritten or never added"
-        return f"on rank {rank} chunk {extent} lacks the contribution of {_list(ranks)}: {why}"
-    if extra:
-        return f"on rank {rank} chunk {extent} also holds the contribution of {_list(_ranks(extra))}"
-    return None
+        return f"on rank {rank} {name} lacks the contribution of {_list(missing)}: {why}"
+    return f"on rank {rank} {name} also holds the contribution of {_list(_ranks(v.mask & ~mask))}"
 
 
 def _replicas(p: Program, run: Run, t: Trace, sink: Sink) -> None:
@@ -103,13 +123,17 @@ def _replicas(p: Program, run: Run, t: Trace, sink: Sink) -> None:
                 ((other, "the other ranks hold this"),) if other and other != span else ()
             )
             low, high = sorted((a.lossy, b.lossy))
+            pair = f"ranks 0 and {rank} end with different bits in chunk {i}"
+            if low < high:
+                message = f"{pair}: rank {owner} holds {counted(low, 'lossy step')}, the other {high}"
+                label = f"rank {owner} keeps this"
+                help = "let the owner keep what the others receive: `let v = compress(q, x)`, then `x = decompress(v)`"
+            else:
+                message = f"{pair}: they are summed or rounded in different ways"
+                label = "both end with this" if not also else f"rank {owner} ends with this"
+                help = "add in the same order everywhere, as in a loop over all ranks, or let one rank add and send the sum"
             sink.error(
-                "E307",
-                f"ranks 0 and {rank} end with different bits in chunk {i}: rank {owner} holds {low} lossy steps, the other {high}{run.where()}",
-                span,
-                label=f"rank {owner} keeps this",
-                help="let the owner keep what the others receive: `let v = compress(q, x)`, then `x = decompress(v)`; or `allow divergent`",
-                also=also,
+                "E307", f"{message}{run.where()}", span, label=label, help=f"{help}; or `allow divergent`", also=also
             )
             return
 
@@ -118,7 +142,12 @@ def _requirements(p: Program, run: Run, t: Trace, sink: Sink) -> None:
     names = {"lossy": t.lossy, "sends": t.sends, "steps": t.levels, "chunks": t.chunks_sent}
     names |= {n: v for (_, _, n), v in zip(p.axes, t.sizes, strict=True)}
     for r in p.requires:
-        if not _evaluate(r.test, names, sink):
+        try:
+            holds = _evaluate(r.test, names)
+        except ZeroDivisionError:
+            sink.error("E311", f"division by zero{run.where()}", r.test.span)
+            continue
+        if not holds:
             told = ", ".join(f"{k} = {v}" for k, v in names.items() if k in _names(r.test))
             sink.error("E308", f"`{r.test.span.text}` does not hold: {told}{run.where()}", r.span)
 
@@ -134,39 +163,32 @@ def _names(e: ast.Expr) -> set[str]:
     return set()
 
 
-def _evaluate(e: ast.Expr, names: dict[str, int], sink: Sink) -> int:
+_OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "div": operator.floordiv,
+    "mod": operator.mod,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "and": lambda a, b: a and b,
+    "or": lambda a, b: a or b,
+}
+
+
+def _evaluate(e: ast.Expr, names: dict[str, int]) -> int:
     match e:
         case ast.Number():
             return int(e.value)
         case ast.Ref():
-            if e.name not in names or e.index:
-                sink.error("E201", f"unknown name `{e.name}`", e.span, help=f"`require` knows {', '.join(names)}")
-                return 1
             return names[e.name]
         case ast.Unary():
-            v = _evaluate(e.operand, names, sink)
+            v = _evaluate(e.operand, names)
             return int(not v) if e.op == "not" else -v
         case ast.Binary():
-            a, b = _evaluate(e.left, names, sink), _evaluate(e.right, names, sink)
-            table = {
-                "+": a + b,
-                "-": a - b,
-                "*": a * b,
-                "==": a == b,
-                "!=": a != b,
-                "<": a < b,
-                "<=": a <= b,
-                ">": a > b,
-                ">=": a >= b,
-                "and": a and b,
-                "or": a or b,
-            }
-            if e.op in ("div", "mod"):
-                if b == 0:
-                    sink.error("E311", "division by zero", e.span)
-                    return 1
-                return a // b if e.op == "div" else a % b
-            if e.op in table:
-                return int(table[e.op])
-    sink.error("E204", "`require` compares numbers", e.span)
-    return 1
+            return int(_OPERATORS[e.op](_evaluate(e.left, names), _evaluate(e.right, names)))
+    raise AssertionError(e)

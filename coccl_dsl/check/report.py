@@ -12,6 +12,7 @@ from ..wire.codec import Codec
 from .prove import prove
 from .run import Run
 from .values import Trace
+from .world import MAX_WORK
 
 DEFAULT_RANKS = tuple((n,) for n in range(2, 9))
 DEFAULT_MESHES = ((2, 2), (2, 4), (3, 2), (4, 2))
@@ -65,11 +66,17 @@ def param_choices(program: Program, sizes: tuple[int, ...], fixed: dict[str, int
 
 
 def run_world(
-    program: Program, sizes: tuple[int, ...], params: dict[str, int], raw: Codec, *, factor: bool = False
+    program: Program,
+    sizes: tuple[int, ...],
+    params: dict[str, int],
+    raw: Codec,
+    *,
+    factor: bool = False,
+    limit: int = MAX_WORK,
 ) -> Trace:
     """Run and prove one world. Raises CompileError."""
     sink = Sink()
-    run = Run(program, sizes, params, raw, sink, factor)
+    run = Run(program, sizes, params, raw, sink, factor, limit)
     trace = run.run()
     if trace is not None:
         prove(program, run, trace, sink)
@@ -91,12 +98,13 @@ def check_worlds(
     *,
     fixed: dict[str, int] | None = None,
     factor: bool = False,
+    limit: int = MAX_WORK,
 ) -> Report:
     """Check all worlds (the default ones unless given). Raises CompileError with the errors of the first world that has any."""
     done = []
     for sizes in worlds if worlds is not None else default_worlds(program):
         for params in param_choices(program, sizes, fixed):
-            done.append(world_report(run_world(program, sizes, params, raw, factor=factor)))
+            done.append(world_report(run_world(program, sizes, params, raw, factor=factor, limit=limit)))
     return Report(program.name, program.kind, tuple(done))
 
 

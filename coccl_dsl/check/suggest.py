@@ -11,6 +11,8 @@ from ..lang import ast
 
 SHIFTABLE = ("E301", "E302", "E303", "E304", "E305", "E306", "E310")
 MAX_TRIALS = 120
+# A trial that runs longer in one world is given up, so that an error is shown within seconds.
+TRIAL_WORK = 4000
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ compressor has are printed as one cheaper statement with the same bits:
 - max(abs(select(bad, 0, v))), bad as above, is select(bad, 0, peak);
 - select(f != f, NaN, e) is e where e already is NaN whenever f is;
 - `quantize` gives its codes as int32 and as float32, so that reading them back costs no conversion;
-- rounding what is already rounded to the same type is nothing.
+- rounding what is already rounded to the same type is nothing;
+- codes within -Q .. Q of values times 1/scale, scale = up(max(abs) / Q), need no clamp: see `_within`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..wire.builtins import f32
 from ..wire.codec import Codec, Node
 
 _INFIX = {
@@ -185,6 +187,9 @@ class Printer:
             return (node.args[2],)
         if node.op == "round_to" and _rounded_already(node):
             return (node.args[0],)
+        within = _within(node) if node.op == "quantize" else None
+        if within is not None:
+            return within
         if node.op == "select" and node.args[0].op == "live":
             return node.args[1:]
         return tuple(a for a in node.args if a.op != "const")
@@ -274,7 +279,12 @@ class Printer:
         lo, hi = node.args[1].value, node.args[2].value
         code = self.fresh(name)
         number = self.fresh(f"{code}_number")
-        if len(node.args) == 3:
+        within = _within(node)
+        if within is not None:
+            bad, v, inverse = (self._names[id(n)] for n in within)
+            factor = self.say("factor", f"tl.where({bad}, 1.0, {inverse})")
+            call = f"lib.quantize_within(tl.where({bad}[:, None], {float(lo)}, {v}) * {factor}[:, None])"
+        elif len(node.args) == 3:
             call = f"lib.quantize({self._tensor_arg(node, 0)}, {lo}, {hi})"
         else:
             call = f"lib.quantize_random({self._arg(node, 0)}, {self._arg(node, 3)}, {lo}, {hi})"
@@ -330,7 +340,8 @@ class Printer:
         kind, how, flush = node.attr
         if node.scope == "array" and how == "nearest" and not flush:
             return f'lib.nearest({self._tensor_arg(node, 0)}, "{kind}")'
-        return f'lib.round_to({self._tensor_arg(node, 0)}, "{kind}", {how == "up"}, {flush})'
+        plain = ", True" if _plain(node.args[0]) else ""
+        return f'lib.round_to({self._tensor_arg(node, 0)}, "{kind}", {how == "up"}, {flush}{plain})'
 
     def _op_spread(self, node: Node) -> str:
         a = node.args[0]
@@ -425,6 +436,8 @@ class Printer:
 
 
 _DTYPES = {"f32": "float32", "i32": "int32", "bool": "int1"}
+# Types of scales that neither saturate nor lose precision near 0: (type, how, flush).
+_SAFE_SCALES = (("bf16", "up", True), ("f32", "up", True))
 _MINUS_INF = 'float("-inf")'
 _PLUS_INF = 'float("inf")'
 
@@ -447,6 +460,55 @@ def _peak_of_clean(node: Node) -> tuple[Node, Node] | None:
         return None
     bad, v = clean.args[0], clean.args[2]
     return (bad, v) if bad.op == "rany" and _all_finite(bad) is v else None
+
+
+def _plain(node: Node) -> bool:
+    """Finite and not negative: the largest magnitude of a group that was cleaned, perhaps times a constant up to 1."""
+    if node.op == "mul" and node.args[1].op == "const" and 0.0 < node.args[1].value <= 1.0:
+        node = node.args[0]
+    return _peak_of_clean(node) is not None
+
+
+def _within(node: Node) -> tuple[Node, Node, Node] | None:
+    """(bad, v, inverse) where a `quantize` needs no clamp: -Q .. Q, nearest, of clean * inverse, with
+
+        clean = select(bad, 0, v)                                   bad: v is not finite
+        scale = select(bad, NaN, round_to(max(abs(clean)) * c, bf16 or f32 up, flushed)),  c = float32(1/Q)
+        inverse = rcp(select(scale == 0, 1, scale))
+
+    The scale is at least max(abs(clean)) * c but for 2^-24 of it, and so clean * inverse stays within Q (1 + 2^-20), which rounds to Q: the
+    product, the constant, the reciprocal (at worst a subnormal of 22 bits) and the last product each err by 2^-22 at most. A scale that was
+    flushed is 1, and the values then are below 2^-100; one that saturated (Q = 1 alone) leaves 1.004, which rounds to 1. A group that is not
+    finite has the inverse NaN, and NaN clamps to -Q.
+    """
+    if node.op != "quantize" or len(node.args) != 3 or node.args[0].op != "mul":
+        return None
+    low, high = node.args[1].value, node.args[2].value
+    clean, inverse = node.args[0].args
+    if low != -high or not 0 < high < 1 << 18 or clean.op != "select" or inverse.op != "rcp":
+        return None
+    nonzero = inverse.args[0]
+    if (
+        nonzero.op != "select"
+        or nonzero.args[0].op != "eq"
+        or nonzero.args[1].op != "const"
+        or nonzero.args[1].value != 1.0
+    ):
+        return None
+    scale = nonzero.args[2]
+    zero = nonzero.args[0].args
+    if zero[0] is not scale or zero[1].op != "const" or zero[1].value != 0.0 or scale.op != "select":
+        return None
+    bad, nan, rounded = scale.args
+    if nan.op != "const" or not math.isnan(nan.value) or rounded.op != "round_to" or rounded.attr not in _SAFE_SCALES:
+        return None
+    product = rounded.args[0]
+    if product.op != "mul" or product.args[1].op != "const" or product.args[1].value != f32(1.0 / f32(high)):
+        return None
+    found = _peak_of_clean(product.args[0])
+    if found is None or found[0] is not bad or product.args[0].args[0].args[0] is not clean:
+        return None
+    return bad, found[1], inverse
 
 
 def _nan_anyway(node: Node) -> bool:

@@ -15,7 +15,9 @@ A launch runs a grid of (tiles of the longest piece, folds). Each fold is a row 
     then       a place each: its address
 
 Counts of wires and places differ from row to row; all rows of a launch have room for the largest, so that `row_size` and `places_at` (the
-column of the first place) are arguments, and an address is one load away from its row. Thus one kernel serves any world size.
+column of the first place) are arguments, and an address is one load away from its row. Thus one kernel serves any world size. Variants, as
+constants: ONE_WIRE, ONE_PLACE for launches whose folds open one wire, or write one place, each (no loops, which lets Triton lay values out as
+the wire is and takes fewer registers), and ALIGNED, which promises that x and y are 16-byte aligned wherever the table's offsets point.
 
 A tile is elements of one frame, and whole tiles (FULL) take no masks. What is left of a piece after its whole tiles is cut into small ones,
 each with a program of its own: masks take registers, and many values a thread besides would slow the whole tiles, which share the kernel.
@@ -32,17 +34,21 @@ from ..wire.codec import FRAME, TYPES, Codec, Field, Node, walk
 from ..wire.layout import ALIGN, frame_bytes
 from .triton_graph import Printer, fits, width
 
+# Elements of a whole tile, of a small one, and of a warp in a whole one: 32 values a thread keep within 64 to 96 registers.
 TILE = 4096
 SMALL = 1024
+WARP = 1024
 HEADER = """import triton
 import triton.language as tl
 
 from coccl_dsl.codegen import triton_groups as groups
 from coccl_dsl.codegen import triton_lib as lib
 """
+VARIANTS = ("ALIGNED", "ONE_WIRE", "ONE_PLACE")
 ARGUMENTS = ("x", "y", "table", "row_size", "places_at", "factor", "rng", "version", "flags")
 FIXED = 5
 
+_CONSTANTS = ", ".join(f"{name}: tl.constexpr" for name in VARIANTS)
 _STATE_DTYPES = {"f32": "tl.float32", "bf16": "tl.bfloat16", "f16": "tl.float16"}
 
 
@@ -135,11 +141,11 @@ def tiling(signature: Signature, codecs: dict[str, Codec]) -> Tiling:
     """Tiles are multiples of every group and Hadamard block, with 32 to 64 elements a thread in whole ones."""
     out, opened = _codecs(signature, codecs)
     if out is not None and out.has_frame_fields:
-        return Tiling(FRAME, FRAME, 16)
+        return Tiling(FRAME, FRAME, 32)
     bases = [signature.basis, *(b for _, b in signature.dense), *(b for _, b, _ in signature.sinks)]
     least = max([c.group for c in (out, opened) if c] + bases)
     tile = max(TILE, least)
-    return Tiling(tile, max(SMALL, least), max(4, min(16, tile // 1024)))
+    return Tiling(tile, max(SMALL, least), max(4, min(16, tile // WARP)))
 
 
 def kernel_source(signature: Signature, dtype: str, codecs: dict[str, Codec], factor: bool) -> KernelSource:
@@ -330,7 +336,7 @@ class _Kernel:
         arguments = ", ".join(a for a in ARGUMENTS if a not in ("table", "row_size"))
         o.add(
             "@triton.jit",
-            f"def FOLD_tile(row, first, length, {arguments}, ALIGNED: tl.constexpr, TILE: tl.constexpr, FULL: tl.constexpr):",
+            f"def FOLD_tile(row, first, length, {arguments}, {_CONSTANTS}, TILE: tl.constexpr, FULL: tl.constexpr):",
         )
         o.depth += 1
         self._sources()
@@ -358,13 +364,15 @@ class _Kernel:
                 o.add("total = total + more")
         if self.opened is None:
             return
-        if not self.s.dense:
-            o.add("total = lib.nothing(TILE)")
-        o.add("wires = tl.load(row + 3)", "i = tl.full([], 0, tl.int64)", "while i < wires:")
+        open_wire = "FOLD_open(row + {}, first, length, version, flags, TILE, FULL)"
+        first = open_wire.format(self.row.wires_at)
+        o.add(f"total = total + {first}" if self.s.dense else f"total = {first}")
+        o.add("if not ONE_WIRE:")
         o.depth += 1
-        o.add(f"entry = row + {self.row.wires_at} + i * {self.row.entry}")
-        o.add("total = total + FOLD_open(entry, first, length, version, flags, TILE, FULL)", "i += 1")
-        o.depth -= 1
+        o.add("wires = tl.load(row + 3)", "i = tl.full([], 1, tl.int64)", "while i < wires:")
+        o.depth += 1
+        o.add(f"total = total + {open_wire.format(f'{self.row.wires_at} + i * {self.row.entry}')}", "i += 1")
+        o.depth -= 2
 
     def _close(self, codec: Codec) -> None:
         """Compress the sum; what the wire says is then in `opened`."""
@@ -427,24 +435,34 @@ class _Kernel:
 
     def _store_wire(self, codec: Codec, codes: dict[str, str]) -> None:
         o = self.o
+        o.add("if ONE_PLACE:")
+        o.depth += 1
+        self._store_place(codec, codes, "row + places_at")
+        o.depth -= 1
+        o.add("else:")
+        o.depth += 1
         o.add("places = tl.load(row + 4)", "i = tl.full([], 0, tl.int64)", "while i < places:")
         o.depth += 1
-        o.add(f"place = tl.load(row + places_at + i) + frame * {frame_bytes(codec)}")
+        self._store_place(codec, codes, "row + places_at + i")
+        o.add("i += 1")
+        o.depth -= 2
+
+    def _store_place(self, codec: Codec, codes: dict[str, str], column: str) -> None:
+        o = self.o
+        o.add(f"place = tl.load({column}) + frame * {frame_bytes(codec)}")
         for f in codec.fields:
             at = f"place + {_run(f.name)}"
             if f.per == "array":
-                step = f.length * f.bits // 8
-                o.add(
-                    f"lib.store_codes({at} + group * {step}, {codes[f.name]}, existing, {f.length}, {f.bits}, {f.type[0] == 's'}, FULL)"
-                )
+                at = f"{at} + group * {f.length * f.bits // 8}"
+                shape = f"{f.length}, {f.bits}, {f.type[0] == 's'}"
+                o.add(f"lib.store_codes({at}, {codes[f.name]}, existing, {shape}, FULL)")
             elif f.per == "group":
-                o.add(f"lib.store_values({at} + group * {f.bits // 8}, {codes[f.name]}, existing, {f.bits}, FULL)")
+                at = f"{at} + group * {f.bits // 8}"
+                o.add(f"lib.store_values({at}, {codes[f.name]}, existing, {f.bits}, FULL)")
             else:
                 o.add(f"lib.store_value({at}, {codes[f.name]}, {f.bits})")
         if codec.versioned:
             o.add("if group == 0:", f"    lib.store_value(place + {_run('version')}, tl.load(version), 32)")
-        o.add("i += 1")
-        o.depth -= 1
 
     def _sinks(self) -> None:
         o = self.o
@@ -468,17 +486,21 @@ class _Kernel:
         o = self.o
         names = ", ".join(f'"{a}"' for a in ARGUMENTS)
         o.add(f"@triton.jit(do_not_specialize=[{names}], do_not_specialize_on_alignment=[{names}])")
-        o.add(f"def FOLD({', '.join(ARGUMENTS)}, ALIGNED: tl.constexpr):")
+        o.add(f"def FOLD({', '.join(ARGUMENTS)}, {_CONSTANTS}):")
         o.depth += 1
         o.add(f'"""{self.s}"""')
         o.add("row = table + tl.program_id(1).to(tl.int64) * row_size", "length = tl.load(row)")
         arguments = ", ".join(a for a in ARGUMENTS if a not in ("table", "row_size"))
+        constants = ", ".join(VARIANTS)
         tile, small = self.tiling.tile, self.tiling.small
         o.add(f"whole = length // {tile}", "program = tl.program_id(0).to(tl.int64)")
         o.add("if program < whole:")
-        o.add(f"    FOLD_tile(row, program * {tile}, length, {arguments}, ALIGNED, {tile}, True)")
+        o.add(f"    FOLD_tile(row, program * {tile}, length, {arguments}, {constants}, {tile}, True)")
         o.add("else:", f"    first = whole * {tile} + (program - whole) * {small}")
-        o.add("    if first < length:", f"        FOLD_tile(row, first, length, {arguments}, ALIGNED, {small}, False)")
+        o.add(
+            "    if first < length:",
+            f"        FOLD_tile(row, first, length, {arguments}, {constants}, {small}, False)",
+        )
         o.depth -= 1
 
 

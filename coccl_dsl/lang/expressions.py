@@ -26,7 +26,7 @@ from .scopes import Broken, CompressorName, IntName, Scope, Stop
 if TYPE_CHECKING:
     from ..wire.codec import Codec
 
-_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 _PYTHON = {"div": "//", "mod": "%"}
 
 
@@ -117,7 +117,7 @@ class Expressions:
                 return self.ref(e, scope)
             case ast.Unary():
                 v = self.condition(e.operand, scope) if e.op == "not" else self.integer(e.operand, scope)
-                return IntExpr(e.span, f"({e.op} {v.code})", v.varies, e, v.truth)
+                return IntExpr(e.span, f"({e.op} {v.code})", v.varies, e, v.truth, (v,))
             case ast.Binary():
                 return self.binary(e, scope)
             case ast.Call():
@@ -149,7 +149,7 @@ class Expressions:
     def binary(self, e: ast.Binary, scope: Scope) -> IntExpr | ValueExpr:
         if e.op in ("and", "or"):
             a, b = self.condition(e.left, scope), self.condition(e.right, scope)
-            return IntExpr(e.span, f"({a.code} {e.op} {b.code})", a.varies or b.varies, e, True)
+            return IntExpr(e.span, f"({a.code} {e.op} {b.code})", a.varies or b.varies, e, True, (a, b))
         left, right = self.expr(e.left, scope), self.expr(e.right, scope)
         if isinstance(left, IntExpr) and isinstance(right, IntExpr):
             if e.op == "/":
@@ -158,7 +158,7 @@ class Expressions:
             code = f"({left.code} {_PYTHON.get(e.op, e.op)} {right.code})"
             if e.op in ("<<", ">>"):
                 code = f"shift({left.code}, {right.code})" if e.op == "<<" else f"({left.code} // pow2({right.code}))"
-            return IntExpr(e.span, code, left.varies or right.varies, e, e.op in _COMPARISONS)
+            return IntExpr(e.span, code, left.varies or right.varies, e, e.op in COMPARISONS, (left, right))
         for v, at in ((left, e.left), (right, e.right)):
             if isinstance(v, IntExpr):
                 raise self.error("E204", f"`{at.span.text}` is an Int, which joins no chunk and no wire", e.span)
@@ -229,4 +229,4 @@ class Expressions:
             self.condition(a, scope) if e.fn == "select" and i == 0 else self.integer(a, scope)
             for i, a in enumerate(e.args)
         ]
-        return IntExpr(e.span, write(*(p.code for p in parts)), any(p.varies for p in parts), e)
+        return IntExpr(e.span, write(*(p.code for p in parts)), any(p.varies for p in parts), e, False, tuple(parts))

@@ -22,6 +22,14 @@ def library(kind: str) -> list[str]:
     return sorted(p.stem for p in shipped(kind).glob("*" + SUFFIXES[kind]))
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is a file; a name that no file can have (too long, say) has none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def read(path: Path, shown: str | None = None, span: Span | None = None) -> Source:
     """Read a text; E102 when it is not UTF-8, E103 when it cannot be read. The shown name is the file's own unless given."""
     try:
@@ -56,7 +64,7 @@ def find(target: str, kind: str, beside: str | None, span: Span | None = None) -
     places.append(shipped(kind))
     for place in places:
         path = place / name
-        if path.is_file():
+        if is_file(path):
             return path
     import difflib
 

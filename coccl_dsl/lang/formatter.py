@@ -32,7 +32,7 @@ COMMENT_STEP = 8
 COMMENT_LIMIT = 80
 
 _STATEMENTS = frozenset(
-    "use collective ranks mesh size buffer bound wires require allow let loop when send assign accumulate phase schedule "
+    "use collective ranks mesh size tensor scratch bound wires require allow let loop when send assign accumulate phase schedule "
     "pipeline overlap compressor basis state wire field nonfinite_field nonfinite_code exact only flag compress "
     "decompress update claim".split()
 )

@@ -316,7 +316,7 @@ class _Builder:
             frame is not None,
         )
 
-    def on_nonfinite_field(self, node, name):
+    def on_nonfinite_field(self, node, name="code"):
         return ast.NonFinite(self.span(node), str(name), None)
 
     def on_nonfinite_code(self, node, name, value):

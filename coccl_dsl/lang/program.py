@@ -31,21 +31,27 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class IntExpr:
-    """`code` is Python source over E. `truth` marks a Condition."""
+    """`code` is Python source over E. `truth` marks a Condition. `parts` are its operands."""
 
     span: Span
     code: str
     varies: bool
     syntax: ast.Expr
     truth: bool = False
+    parts: tuple[IntExpr, ...] = ()
 
     @cached_property
     def run(self) -> Callable[[list[int]], int]:
         return eval(f"lambda E: {self.code}", dict(FUNCTIONS))  # noqa: S307 - made here from the grammar's operators alone
 
-    @property
-    def constant(self) -> bool:
-        return "E[" not in self.code
+    def culprit(self, E: list[int]) -> IntExpr:
+        """The innermost part without a result, where the whole has none."""
+        for part in self.parts:
+            try:
+                part.run(E)
+            except (ZeroDivisionError, ValueError):
+                return part.culprit(E)
+        return self
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..diagnostics import CompileError, Span
 from . import ast
-from .expressions import Expressions, counted
+from .expressions import COMPARISONS, Expressions, counted
 from .program import (
     KINDS,
     BufferRef,
@@ -47,6 +47,9 @@ _ROLES = {
     "send_recv": ("in", "out"),
 }
 _BASES = {f"h{1 << k}": 1 << k for k in range(1, 16)}
+# Counts that a `require` line may name, beside the sizes.
+REQUIRABLE = ("lossy", "sends", "steps", "chunks")
+REQUIRE_OPERATORS = ("and", "or", *COMPARISONS, "+", "-", "*", "div", "mod")
 # Each axis beyond two doubles the worlds' ranks that are tried.
 _MAX_AXES = 6
 
@@ -159,6 +162,7 @@ class _Resolver(Expressions):
             case ast.Ranks():
                 return None
             case ast.Require():
+                self.requirement(item.test, True)
                 self.requires.append(item)
             case ast.Allow():
                 if item.what != "divergent":
@@ -172,6 +176,29 @@ class _Resolver(Expressions):
             case _:
                 return self.statement(item, self.top)
         return None
+
+    def requirement(self, e: ast.Expr, truth: bool) -> None:
+        """`require` compares counts of the finished proof; they are no names of the text."""
+        match e:
+            case ast.Ref(index=None, field=None):
+                known = [*REQUIRABLE, *(size for _, _, size in self.axes)]
+                if e.name not in known:
+                    help = f"`require` knows {', '.join(known)}"
+                    raise self.error("E201", f"unknown name `{e.name}`", e.span, help=help)
+                is_truth = False
+            case ast.Binary():
+                is_truth = e.op in ("and", "or", *COMPARISONS)
+                self.requirement(e.left, e.op in ("and", "or"))
+                self.requirement(e.right, e.op in ("and", "or"))
+            case ast.Unary():
+                is_truth = e.op == "not"
+                self.requirement(e.operand, is_truth)
+            case ast.Number(value=int()):
+                is_truth = False
+            case _:
+                is_truth = not truth
+        if is_truth != truth or isinstance(e, ast.Binary) and e.op not in REQUIRE_OPERATORS:
+            raise self.error("E204", "`require` compares counts", e.span, help="for example `require lossy <= 2`")
 
     @contextmanager
     def declaring(self, scope: Scope, name: str, span: Span) -> Iterator[None]:
@@ -251,7 +278,7 @@ class _Resolver(Expressions):
         for b in self.buffers:
             one = (self.c.kind, b.role) in (("all_gather", "in"), ("reduce_scatter", "out"))
             if one and b.dims:
-                self.sink.error("E214", f"`{b.name}` of {self.c.kind} is one chunk, without an index", b.span)
+                self.sink.error("E214", f"`{b.name}` of {self.c.kind} is one chunk: leave out `[...]`", b.span)
 
     def schedule(self) -> tuple[tuple[int, ...], tuple[tuple[str, str], ...]]:
         s = self.c.schedule
@@ -328,101 +355,83 @@ class _Resolver(Expressions):
     def send(self, s: ast.Send, scope: Scope) -> Statement:
         payload = self.value(s.payload, scope)
         axis, coordinates = self.dest(s.dest, scope)
-        received = payload.type
-        known = scope.find(s.target.name)
-        if known is None:
+        received, name, span = payload.type, s.target.name, s.target.span
+        if self.look(name, scope) is None:
             if s.target.index is not None:
-                raise self.error(
-                    "E201",
-                    f"`{s.target.name}` is not declared",
-                    s.target.span,
-                    help=f"declare `wire {s.target.name}[...] : q` to receive at an index",
-                )
-            owner = scope
-            while owner.masked and owner.parent is not None:
-                owner = owner.parent
-            var = self.var(s.target.name, received, None, s.target.span)
-            owner.names[s.target.name] = var
-            return SendTo(
-                s.span, payload, axis, coordinates, s.dest.span, VarRef(s.target.span, received, var, None), True
-            )
-        target = self.target(s.target, scope, "receive")
+                help = f"declare `wire {name}[...] : q` to receive at an index"
+                raise self.error("E201", f"`{name}` is not declared", span, help=help)
+            var = self.var(name, received, None, span)
+            scope.receiving.add(name, var, span)
+            target = VarRef(span, received, var, None)
+            return SendTo(s.span, payload, axis, coordinates, s.dest.span, target, True)
+        target = self.target(s.target, scope, receives=True)
         if target.type.wire != received.wire or (isinstance(target, VarRef) and target.type.basis != received.basis):
-            raise self.error(
-                "E208",
-                f"`{s.target.name}` is {target.type}, what is sent is {received}",
-                s.target.span,
-                also=((s.payload.span, f"{received}"),),
-            )
+            also = ((s.payload.span, f"this is {received}"),)
+            message = f"`{name}` is {target.type}, what is sent is {received}"
+            raise self.error("E208", message, span, help="receive it under another name", also=also)
         return SendTo(s.span, payload, axis, coordinates, s.dest.span, target, False)
 
     def dest(self, d: ast.Dest, scope: Scope) -> tuple[int, tuple[IntExpr, ...]]:
         coordinates = tuple(self.integer(e, scope) for e in d.coordinates)
+        names = [a for a, _, _ in self.axes if a]
         if d.axis is not None:
-            axis = scope.find(d.axis)
+            axis = self.look(d.axis, scope)
             if not isinstance(axis, AxisName):
-                axes = ", ".join(a for a, _, _ in self.axes if a) or "none (this collective has `ranks`)"
-                raise self.error("E201", f"`{d.axis}` is no axis of the mesh", d.span, help=f"axes: {axes}")
+                near = difflib.get_close_matches(d.axis, names, 1)
+                help = f"its axes: {', '.join(names)}" if names else "ranks have no axes: `to p`, or declare a mesh"
+                help = f"did you mean `{near[0]}`?" if near else help
+                raise self.error("E201", f"`{d.axis}` is no axis of this collective", d.span, help=help)
             return axis.index, coordinates
-        if len(coordinates) == 1 and len(self.axes) > 1:
-            raise self.error("E211", "on a mesh a send goes `to AXIS: p` or `to (i, j)`", d.span)
         if len(coordinates) != len(self.axes):
-            raise self.error("E211", f"{len(coordinates)} coordinates for {len(self.axes)} axes", d.span)
+            wants = counted(len(self.axes), "coordinate")
+            along = f", or goes along one axis: `to {names[0]}: p`" if names else ""
+            raise self.error("E211", f"a send takes {wants} here, not {len(coordinates)}{along}", d.span)
         return -1, coordinates
 
     def store(self, s: ast.Assign, scope: Scope) -> Statement:
-        target = self.target(s.target, scope, "assign")
+        target = self.target(s.target, scope, receives=False)
         value = self.value(s.value, scope)
-        if target.type.wire:
-            if s.accumulate:
-                raise self.error(
-                    "E207",
-                    f"`{s.target.name}` is a wire: wires cannot be added",
-                    s.target.span,
-                    help="decompress both sides",
-                )
-            if value.type.wire != target.type.wire:
-                raise self.error(
-                    "E208",
-                    f"`{s.target.name}` is {target.type}, the value is {value.type}",
-                    s.target.span,
-                    also=((s.value.span, str(value.type)),),
-                )
-        elif value.type.wire:
-            code, message = (
-                ("E207", "a wire cannot be added to a chunk")
-                if s.accumulate
-                else ("E204", f"`{s.target.name}` is a chunk, the value is {value.type}")
+        name, at, given = s.target.name, s.target.span, s.value.span
+        if target.type.wire and s.accumulate:
+            raise self.error(
+                "E207", f"`{name}` is a wire: wires cannot be added", at, help="decompress, then add chunks"
             )
-            raise self.error(code, message, s.value.span, help=f"decompress({s.value.span.text})")
-        elif target.type.basis and value.type.basis and target.type.basis != value.type.basis:
+        if target.type.wire and value.type.wire != target.type.wire:
+            also = ((given, f"this is {value.type}"),)
+            raise self.error("E208", f"`{name}` is {target.type}, the value is {value.type}", at, also=also)
+        if value.type.wire and not target.type.wire:
+            help = f"decompress({given.text})"
+            if s.accumulate:
+                raise self.error("E207", f"`{given.text}` is a wire and cannot be added to a chunk", given, help=help)
+            raise self.error("E204", f"`{name}` holds chunks, the value is {value.type}", given, help=help)
+        if target.type.basis and value.type.basis and target.type.basis != value.type.basis:
             raise self.error("E210", f"h{target.type.basis} and h{value.type.basis} meet in one statement", s.span)
         return Store(s.span, target, value, s.accumulate, s)
 
-    def target(self, ref: ast.Ref, scope: Scope, verb: str) -> BufferRef | VarRef:
-        known = scope.find(ref.name)
+    def target(self, ref: ast.Ref, scope: Scope, receives: bool) -> BufferRef | VarRef:
+        """What an assignment or a receive writes."""
+        known = self.look(ref.name, scope)
         if known is None:
             raise self.unknown(ref, scope)
         if isinstance(known, BufferSpec):
             if known.role == "in":
                 raise self.error("E217", f"`{ref.name}` is an input; it cannot be assigned", ref.span)
             return BufferRef(ref.span, Type(None, known.basis), known, self.index(ref, len(known.dims), scope))
-        if isinstance(known, VarSpec):
-            dims = None if known.dims is None else len(known.dims)
-            if ref.index is not None and dims is None:
-                raise self.error(
-                    "E217", f"`{ref.name}` names a value; only declared wires are assigned at an index", ref.span
-                )
-            if known.dims is None and verb == "assign":
-                raise self.error(
-                    "E217",
-                    f"`{ref.name}` was named by `let` or `as`; it changes by `as` only",
-                    ref.span,
-                    help=f"declare `wire {ref.name} : q` to assign it",
-                )
-            index = self.index(ref, dims, scope) if ref.index is not None and dims is not None else None
-            return VarRef(ref.span, known.type, known, index)
-        raise self.error("E217", f"`{ref.name}` cannot be assigned", ref.span)
+        if not isinstance(known, VarSpec):
+            place = scope.place(ref.name)
+            also = ((place, "declared here"),) if place else ()
+            raise self.error(
+                "E217", f"`{ref.name}` is no buffer and no wire; it cannot be assigned", ref.span, also=also
+            )
+        if known.dims is None and ref.index is not None:
+            message = f"`{ref.name}` names a value; only declared wires are assigned at an index"
+            raise self.error("E217", message, ref.span)
+        if known.dims is None and not receives:
+            message = f"`{ref.name}` was named by `let` or `as`; it changes by `as` only"
+            raise self.error("E217", message, ref.span, help=f"declare `wire {ref.name} : q` to assign it")
+        dims = 0 if known.dims is None else len(known.dims)
+        index = self.index(ref, dims, scope) if ref.index is not None else None
+        return VarRef(ref.span, known.type, known, index)
 
 
 def resolve(

@@ -138,6 +138,21 @@ def _open_bracket(source: Source, end: int) -> Span | None:
     return Span(source, opened[-1], opened[-1] + 1) if opened else None
 
 
+def _unclosed(source: Source) -> Span | None:
+    """A `{` whose `}`, going by the indentation, was forgotten."""
+    opened: list[tuple[int, int]] = []
+    for line, start in zip(source.text.split("\n"), source.line_starts, strict=True):
+        indent = len(line) - len(line.lstrip())
+        for m in re.finditer(r"[{}]", re.sub(r"#.*|\"[^\"]*\"", lambda m: " " * len(m[0]), line)):
+            if m[0] == "{":
+                opened.append((start + m.start(), indent))
+            elif opened:
+                brace, indent_there = opened.pop()
+                if not line[: m.start()].strip() and indent != indent_there:
+                    return Span(source, brace, brace + 1)
+    return None
+
+
 def _before(text: str, start: int) -> re.Match[str] | None:
     """The token before `start`."""
     blank = re.sub(r"#[^\n]*", lambda m: " " * len(m[0]), text[:start])
@@ -178,7 +193,7 @@ def syntax_error(parser: Lark, source: Source, e: UnexpectedInput) -> NoReturn:
     if end_of_file:
         end = len(re.sub(r"#[^\n]*", lambda m: " " * len(m[0]), source.text).rstrip())
         label = _expected(_accepted(parser, source.text))
-        opened = _open_bracket(source, len(source.text))
+        opened = _unclosed(source) or _open_bracket(source, len(source.text))
         also = ((opened, "not closed"),) if opened else ()
         raise CompileError(
             [Diagnostic("E101", "the file ends too early", Span(source, max(0, end - 1), end), label, also=also)]
@@ -198,6 +213,6 @@ def syntax_error(parser: Lark, source: Source, e: UnexpectedInput) -> NoReturn:
         hint = span, "equality is written `==`"
     label, help = _expected(accepted), ""
     if hint is not None:
-        label, (span, help) = label if hint[0].start == span.start else "", hint
+        label, (span, help) = "", hint
     shown = span.text if span.text.isprintable() else ascii(span.text)[1:-1]
     raise CompileError([Diagnostic("E101", f"`{shown}` cannot stand here", span, label, help, also)])

@@ -45,8 +45,8 @@ class _Term:
 
 
 class _Fuser:
-    def __init__(self, line: Line, both: frozenset[str], stateful: frozenset[str], split_output: frozenset[str]):
-        self.line, self.both, self.stateful, self.split = line, both, stateful, split_output
+    def __init__(self, line: Line, both: frozenset[str], stateful: frozenset[str], split_output: frozenset[str], apart: bool):
+        self.line, self.both, self.stateful, self.split, self.apart = line, both, stateful, split_output, apart
         self.units: list[Unit] = []
         self.scratch: dict[int, tuple[int, int]] = {}
         self.kept: dict[int, int] = {}
@@ -74,6 +74,8 @@ class _Fuser:
     def terms(self, id: int) -> tuple[list[_Term], int]:
         """The value as a list of terms, summed left to right in the returned basis."""
         v = self.v(id)
+        if self.apart and id not in self.kept and v.op in ("add", "open"):
+            return [_Term("scratch", self.keep(id), v.basis)], v.basis
         if v.op == "turn" and self.v(v.args[0]).op != "add":
             return [self.leaf(v.args[0])], v.basis
         if v.op == "turn":
@@ -136,13 +138,27 @@ class _Fuser:
         if id in self.kept:
             return self.kept[id]
         v = self.v(id)
-        terms, basis = self.terms(id)
+        terms, basis = self.apart_terms(v) if self.apart else self.terms(id)
         slot = len(self.scratch)
         self.scratch[slot] = (v.extent, v.basis)
         unit = self.unit(v.extent, terms, basis, None, (Sink(Dense("scratch", slot, v.basis), False),), v.level)
         self.kept[id] = slot
         self.scratch_maker[slot] = unit
         return slot
+
+    def apart_terms(self, v: VNode) -> tuple[list[_Term], int]:
+        """One operation on values that stand in memory: nothing is fused."""
+        if v.op == "open":
+            return [_Term("wire", v.args[0], v.basis)], v.basis
+        if v.op == "turn":
+            return [self.operand(v.args[0])], v.basis
+        return [self.operand(a) for a in v.args], v.basis
+
+    def operand(self, id: int) -> _Term:
+        v = self.v(id)
+        if v.op == "input":
+            return _Term("input", v.args[0], 0)
+        return _Term("scratch", self.keep(id), v.basis)
 
     # ------------------------------------------------------------ units
 
@@ -234,14 +250,16 @@ def fuse(
     stateful: frozenset[str] = frozenset(),
     split_output: frozenset[str] = frozenset(),
     alone: frozenset[int] = frozenset(),
+    apart: bool = False,
 ) -> Fused:
     """Folds of a Line. both / stateful: compressors with `both` / any state. split_output: compressors whose Folds may not also write the
-    output. alone: output chunks that get a Fold of their own (an earlier write would destroy an input that is still read)."""
-    work = _Fuser(line, both, stateful, split_output)
+    output. alone: output chunks that get a Fold of their own (an earlier write would destroy an input that is still read).
+    apart: fuse nothing, one operation a Fold, every value in scratch: to show that fusing changes no bit."""
+    work = _Fuser(line, both, stateful, split_output, apart)
     for w in line.wires:
         if w.source >= 0:
             work.close(w)
     for i, id in enumerate(line.outputs):
         if id >= 0:
-            work.output(i, id, i in alone)
+            work.output(i, id, apart or i in alone)
     return Fused(work.units, work.scratch)

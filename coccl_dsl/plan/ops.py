@@ -57,8 +57,20 @@ class Sink:
 
 
 @dataclass(frozen=True)
+class Remote:
+    """A place in a mapped peer's memory: where it expects wire number `position` of those that this rank sends it at `level`."""
+
+    peer: int
+    level: int
+    position: int
+
+
+@dataclass(frozen=True)
 class Fold:
-    """One unit of compute on one chunk. `key` is the 64-bit value number of what is compressed (it seeds stochastic rounding)."""
+    """One unit of compute on one chunk. `key` is the 64-bit value number of what is compressed (it seeds stochastic rounding).
+
+    The wire goes to every `remote` place and, if `local`, to its slot here.
+    """
 
     extent: int
     dense: tuple[Dense, ...]
@@ -70,6 +82,8 @@ class Fold:
     sinks: tuple[Sink, ...]
     key: int = 0
     state: StateRef | None = None
+    remote: tuple[Remote, ...] = ()
+    local: bool = True
 
     @property
     def signature(self) -> Signature:
@@ -123,19 +137,22 @@ class Launch:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One message: wires, in order, to or from `peer` (group rank)."""
+    """One message: wires, in order, to or from `peer` (group rank). direct: the peer is mapped, so the bytes were stored by Folds (or are
+    copied) and the transfer is a signal."""
 
     peer: int
     wires: tuple[int, ...]
+    direct: bool = False
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One level of sends of this rank, issued as one group."""
+    """One level of sends of this rank, issued as one group. copies: wires forwarded into mapped memory."""
 
     level: int
     sends: tuple[Transfer, ...]
     recvs: tuple[Transfer, ...]
+    copies: tuple[tuple[int, Remote], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -176,8 +193,17 @@ class Buffers:
 
 
 @dataclass(frozen=True)
+class Credits:
+    """Reuse of mapped memory from call to call: wait for a credit of each rank in `awaits` before the first store of a call, grant one to
+    each rank in `grants` after the last read."""
+
+    awaits: tuple[int, ...]
+    grants: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
-    """One rank's plan. slots[i] lists the wires and scratches (as ("wire", id) or ("scratch", id)) that share slot i in turn."""
+    """One rank's plan. mapped: peers whose memory is mapped here. slots[i] lists the wires and scratches (as ("wire", id) or ("scratch", id)) that share slot i in turn."""
 
     name: str
     kind: str
@@ -197,6 +223,8 @@ class Plan:
     levels: int = 0
     root: int = 0
     states: dict[StateRef, str] = field(default_factory=dict)
+    mapped: frozenset[int] = frozenset()
+    credits: Credits | None = None
 
     @property
     def launches(self) -> int:

@@ -18,6 +18,7 @@ from ..lang.program import Program
 from ..wire.codec import Codec
 from .fuse import Fused, Unit, fuse
 from .lower import Line, lower
+from .place import place
 from .ops import Buffers, Commit, Exchange, Fold, Launch, Plan, ScratchInfo, StateRef, Step, Transfer, WireInfo
 
 
@@ -96,14 +97,15 @@ def _aliases(kind: str, rank: int, outputs: int) -> tuple[int, ...]:
             return (-1,) * outputs
 
 
-def _slots(steps: list[Step], wires: dict[int, WireInfo], scratch: dict[int, ScratchInfo]) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Share memory between what is not alive at the same time: first fit over steps."""
+def _slots(steps: list[Step]) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """Share memory between what is not alive at the same time: first fit over steps. What a mapped peer stores into is shared with nothing,
+    because the store may come at any time of the call."""
     born: dict[tuple[str, int], int] = {}
     dies: dict[tuple[str, int], int] = {}
 
     def touch(kind: str, id: int, at: int) -> None:
         born.setdefault((kind, id), at)
-        dies[kind, id] = at
+        dies[kind, id] = max(at, dies.get((kind, id), at))
 
     for at, step in enumerate(steps):
         if isinstance(step, Launch):
@@ -113,12 +115,19 @@ def _slots(steps: list[Step], wires: dict[int, WireInfo], scratch: dict[int, Scr
                 for d in (*f.dense, *(s.place for s in f.sinks)):
                     if d.role == "scratch":
                         touch("scratch", d.index, at)
-                if f.wire is not None:
+                if f.wire is not None and f.local:
                     touch("wire", f.wire, at)
         elif isinstance(step, Exchange):
-            for t in (*step.sends, *step.recvs):
+            for t in step.sends:
+                for w in t.wires if not t.direct else ():
+                    touch("wire", w, at)
+            for w, _ in step.copies:
+                touch("wire", w, at)
+            for t in step.recvs:
                 for w in t.wires:
                     touch("wire", w, at)
+                    if t.direct:
+                        born["wire", w], dies["wire", w] = -1, len(steps)
     slots: list[list[tuple[str, int]]] = []
     free_at: list[int] = []
     for what in sorted(born, key=lambda k: (born[k], k)):
@@ -139,8 +148,8 @@ def alignment_of(program: Program, raw: Codec) -> int:
     return lcm(*(max(c.group, c.basis) for c in codecs))
 
 
-def make_plan(program: Program, trace: Trace, rank: int, raw: Codec, op: str = "sum") -> Plan:
-    """Lower, fuse and schedule one rank of a proven trace."""
+def make_plan(program: Program, trace: Trace, rank: int, raw: Codec, op: str = "sum", mapped: frozenset[int] = frozenset(), apart: bool = False) -> Plan:
+    """Lower, fuse and schedule one rank of a proven trace. mapped: ranks whose memory is mapped here (and ours there). apart: nothing is fused."""
     codecs = {**program.codecs, "": raw}
     stateful = frozenset(n for n, c in codecs.items() if c.stateful)
     both = frozenset(n for n, c in codecs.items() if c.versioned)
@@ -150,7 +159,7 @@ def make_plan(program: Program, trace: Trace, rank: int, raw: Codec, op: str = "
     buffers = Buffers(trace.input_extents[rank], outputs, _aliases(program.kind, rank, len(outputs)))
     alone: set[int] = set()
     while True:
-        fused = fuse(line, both=both, stateful=stateful, split_output=split, alone=frozenset(alone))
+        fused = fuse(line, both=both, stateful=stateful, split_output=split, alone=frozenset(alone), apart=apart)
         steps = _steps(line, fused)
         early = _early_writes(steps, buffers)
         if early <= alone:
@@ -158,7 +167,9 @@ def make_plan(program: Program, trace: Trace, rank: int, raw: Codec, op: str = "
         alone |= early
     wires = {w.id: WireInfo(w.codec, w.extent) for w in line.wires}
     scratch = {i: ScratchInfo(extent, basis) for i, (extent, basis) in fused.scratch.items()}
-    slots = _slots(steps, wires, scratch)
+    if mapped:
+        steps = place(steps, mapped)
+    slots = _slots(steps)
     for slot, members in enumerate(slots):
         for kind, id in members:
             if kind == "wire":
@@ -195,4 +206,5 @@ def make_plan(program: Program, trace: Trace, rank: int, raw: Codec, op: str = "
         levels=trace.levels,
         root=trace.params.get("root", 0),
         states=states,
+        mapped=mapped,
     )

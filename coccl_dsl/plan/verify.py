@@ -56,7 +56,9 @@ def verify(plan: Plan) -> Plan:
                 if f.wire is not None:
                     need(f.wire not in made_wires, f"wire {f.wire} is made twice")
                     made_wires[f.wire] = at
-                    take("wire", f.wire, plan.wires[f.wire].slot)
+                    need(f.local or bool(f.remote), f"wire {f.wire} goes nowhere")
+                    if f.local:
+                        take("wire", f.wire, plan.wires[f.wire].slot)
                 for s in f.sinks:
                     need(not s.opened or f.wire is not None, "a Fold opens a wire that it does not close")
                     if s.place.role == "scratch":
@@ -76,14 +78,17 @@ def verify(plan: Plan) -> Plan:
                 need(0 <= t.peer < plan.world and t.peer != plan.rank, f"a send to {t.peer}")
                 for w in t.wires:
                     need(made_wires.get(w, at) < at, f"wire {w} is sent before it is there")
-                    holds("wire", w, plan.wires[w].slot)
+                    if not t.direct:
+                        holds("wire", w, plan.wires[w].slot)
+            for w, _ in step.copies:
+                holds("wire", w, plan.wires[w].slot)
             for t in step.recvs:
                 need(0 <= t.peer < plan.world and t.peer != plan.rank, f"a receive from {t.peer}")
                 for w in t.wires:
                     need(w not in made_wires, f"wire {w} is made twice")
                     made_wires[w] = at
                     take("wire", w, plan.wires[w].slot)
-            sent = {plan.wires[w].slot for t in step.sends for w in t.wires}
+            sent = {plan.wires[w].slot for t in step.sends if not t.direct for w in t.wires}
             got = [plan.wires[w].slot for t in step.recvs for w in t.wires]
             need(len(got) == len(set(got)) and not sent & set(got), "a level receives into memory that it sends from")
         else:

@@ -6,13 +6,13 @@ resumes the generator when its wires are there. So the same code runs over every
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 
 from ..codegen.launch import Backend, FoldArgs, OpContext, Place, Prepared, StatePlaces
-from ..plan.ops import Commit, Dense, Exchange, Fold, Launch, Plan, StateRef
+from ..plan.ops import Commit, Dense, Exchange, Fold, Launch, Plan, Remote, StateRef
 from ..wire.layout import align, live_elements, wire_bytes
 from .cut import Cut, Piece, cut, largest_piece, piece
 from .dtypes import TORCH
@@ -28,12 +28,15 @@ class Parcel:
 
 @dataclass(frozen=True)
 class ExchangeCall:
-    """One level of one slice."""
+    """One level of one slice: messages to move, and for mapped peers bytes to copy into their memory, then whom to signal and to wait for."""
 
     level: int
     slice: int
     sends: tuple[Parcel, ...]
     recvs: tuple[Parcel, ...]
+    copies: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    signals: tuple[int, ...] = ()
+    waits: tuple[int, ...] = ()
 
 
 @dataclass
@@ -55,7 +58,17 @@ class _Prepared:
 class Executor:
     """One rank's plan with its memory on one device."""
 
-    def __init__(self, plan: Plan, backend: Backend, device: torch.device, capacity: int, factor: float | None, seed: int, depth: int = 1):
+    def __init__(
+        self,
+        plan: Plan,
+        backend: Backend,
+        device: torch.device,
+        capacity: int,
+        factor: float | None,
+        seed: int,
+        depth: int = 1,
+        memory: Callable[[int], torch.Tensor] | None = None,
+    ):
         self.plan, self.backend, self.device, self.capacity, self.depth = plan, backend, device, capacity, depth
         self.largest = cut(plan, capacity)
         self.flag_names = tuple(sorted({f for c in plan.codecs.values() for f in c.flags}))
@@ -67,13 +80,15 @@ class Executor:
         self.fresh = True
         self.count: int | None = None
         self._prepared: dict[tuple[object, ...], _Prepared] = {}
-        self._lay_out()
+        size = self._lay_out()
+        self.arena = memory(size) if memory is not None else torch.zeros(size, dtype=torch.uint8, device=device)
+        self.remote: dict[tuple[int, Remote], Place] = {}
         self.states = {ref: self._make_state(ref) for ref in plan.states}
 
     # ------------------------------------------------------------ memory
 
-    def _lay_out(self) -> None:
-        """Slot borders are set by the capacity and never depend on a call's count."""
+    def _lay_out(self) -> int:
+        """Slot borders are set by the capacity and never depend on a call's count. Returns the bytes needed."""
         self.offsets: list[list[int]] = []
         at = 0
         for _ in range(self.depth):
@@ -82,7 +97,29 @@ class Executor:
                 row.append(at)
                 at += align(max(self._largest_bytes(kind, id) for kind, id in members))
             self.offsets.append(row)
-        self.arena = torch.zeros(max(at, 16), dtype=torch.uint8, device=self.device)
+        return max(at, 16)
+
+    def incoming(self) -> list[list[list[int]]]:
+        """Where mapped peers store: for each slice, [source, level, offsets in the arena ...] of each level of each source."""
+        table = []
+        for k in range(self.depth):
+            rows: dict[tuple[int, int], list[int]] = {}
+            for step in self.plan.steps:
+                for t in step.recvs if isinstance(step, Exchange) else ():
+                    if t.direct:
+                        places = [self.offsets[k][self.plan.wires[w].slot] for w in t.wires]
+                        rows.setdefault((t.peer, step.level), []).extend(places)
+            table.append([[peer, level, *places] for (peer, level), places in rows.items()])
+        return table
+
+    def connect(self, arenas: dict[int, torch.Tensor], tables: dict[int, list[list[list[int]]]]) -> None:
+        """Learn the peers' places: their mapped arenas and what their `incoming` gave."""
+        for peer, table in tables.items():
+            for k, rows in enumerate(table):
+                for source, level, *offsets in rows:
+                    if source == self.plan.rank:
+                        for position, offset in enumerate(offsets):
+                            self.remote[k, Remote(peer, level, position)] = Place(arenas[peer], offset)
 
     def _largest_bytes(self, kind: str, id: int) -> int:
         info = self.plan.wires[id] if kind == "wire" else self.plan.scratch[id]
@@ -171,12 +208,18 @@ class Executor:
             start=part.start,
             dense=tuple(self._dense(d, made, part, k) for d in f.dense),
             wires=tuple(self._place(self.plan.wires[o.wire].slot, k) for o in f.opened),
-            places=(self._place(self.plan.wires[f.wire].slot, k),) if f.wire is not None else (),
+            places=self._places(f, k),
             sinks=tuple(self._dense(s.place, made, part, k) for s in f.sinks),
             key=f.key,
             state=self._state_places(f.state, part) if f.state is not None else {},
             wire_states=tuple(self._state_places(o.state, part) if o.state is not None else {} for o in f.opened),
         )
+
+    def _places(self, f: Fold, k: int) -> tuple[Place, ...]:
+        if f.wire is None:
+            return ()
+        here = (self._place(self.plan.wires[f.wire].slot, k),) if f.local else ()
+        return here + tuple(self.remote[k, r] for r in f.remote)
 
     def _state_places(self, ref: StateRef, part: Piece) -> dict[str, StatePlaces]:
         places = {}
@@ -189,6 +232,8 @@ class Executor:
         def parcels(transfers) -> tuple[Parcel, ...]:
             found = []
             for t in transfers:
+                if t.direct:
+                    continue
                 tensors = []
                 for w in t.wires:
                     info = self.plan.wires[w]
@@ -201,7 +246,17 @@ class Executor:
                     found.append(Parcel(t.peer, tuple(tensors)))
             return tuple(found)
 
-        return ExchangeCall(step.level, k, parcels(step.sends), parcels(step.recvs))
+        copies = []
+        for w, remote in step.copies:
+            info = self.plan.wires[w]
+            part = self._piece(info.extent, made, k)
+            if part.length:
+                size = wire_bytes(codecs[info.codec], part.length)
+                here, there = self._place(info.slot, k), self.remote[k, remote]
+                copies.append((here.buffer[here.offset : here.offset + size], there.buffer[there.offset : there.offset + size]))
+        signals = tuple(dict.fromkeys(t.peer for t in step.sends if t.direct))
+        waits = tuple(dict.fromkeys(t.peer for t in step.recvs if t.direct))
+        return ExchangeCall(step.level, k, parcels(step.sends), parcels(step.recvs), tuple(copies), signals, waits)
 
     def _commits(self, made: Cut, codecs) -> list[tuple[torch.Tensor, torch.Tensor]]:
         pairs = []

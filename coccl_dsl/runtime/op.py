@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,10 +30,11 @@ from .transports.local import run_all
 from .transports.torch_p2p import TorchTransport, group_timeout
 
 if TYPE_CHECKING:
+    from ..check.values import Trace
     from ..pipeline import Collective
 
 log = logging.getLogger("coccl_dsl")
-TRANSPORTS = ("auto", "torch", "nccl", "local")
+TRANSPORTS = ("auto", "symm", "nccl", "torch", "local")
 _lock = threading.RLock()
 
 
@@ -56,6 +57,7 @@ class Settings:
     depth: int
     transport: str
     backend: str
+    fuse: bool
     compressors: dict[str, str]
 
 
@@ -84,7 +86,7 @@ def backend_for(device: torch.device, name: str = "auto") -> Backend:
 
 
 def _settings(collective: Collective, like: torch.Tensor, world: int, options: dict[str, Any]) -> Settings:
-    known = {"op": "sum", "capacity": like.numel(), "mesh": None, "root": 0, "seed": 0, "depth": None, "transport": "auto", "backend": "auto"}
+    known = {"op": "sum", "capacity": like.numel(), "mesh": None, "root": 0, "seed": 0, "depth": None, "transport": "auto", "backend": "auto", "fuse": True}
     declared = set(collective.program(dtype_name(like.dtype)).codecs)
     compressors = {}
     for name in list(options):
@@ -108,7 +110,7 @@ def _settings(collective: Collective, like: torch.Tensor, world: int, options: d
         op_factor(asked["op"], world)
     except ValueError as e:
         raise BindError(str(e)) from None
-    return Settings(asked["op"], asked["capacity"], asked["mesh"], asked["root"], asked["seed"], depth, asked["transport"], asked["backend"], compressors)
+    return Settings(asked["op"], asked["capacity"], asked["mesh"], asked["root"], asked["seed"], depth, asked["transport"], asked["backend"], bool(asked["fuse"]), compressors)
 
 
 class Op:
@@ -118,12 +120,13 @@ class Op:
     transport  the one that is used
     """
 
-    def __init__(self, collective: Collective, world: World, rank: int, plan: Plan | None, executor: Executor | None, transport: Transport | None, settings: Settings, device: torch.device, dtype: torch.dtype):
+    def __init__(self, collective: Collective, world: World, rank: int, plan: Plan | None, executor: Executor | None, transport: Transport | None, settings: Settings, device: torch.device, dtype: torch.dtype, note: str = ""):
+        self.note = note
         self.collective, self.world, self.rank, self.plan = collective, world, rank, plan
         self._executor, self.transport, self.settings = executor, transport, settings
         self.device, self.dtype = device, dtype
-        self._stream: torch.cuda.Stream | None = None
-        self._last: torch.cuda.Event | None = None
+        self._side: torch.cuda.Stream | None = None
+        self._last: torch.cuda.Stream | None = None
 
     def __repr__(self) -> str:
         return f"Op({self.collective.name}, rank {self.rank} of {self.world.count}, {self.settings.op}, {dtype_name(self.dtype)})"
@@ -165,26 +168,28 @@ class Op:
         if out is not None:
             self._check_alias(flat, y, prepared_cut)
         assert self.transport is not None
-        if not async_op or self.device.type != "cuda":
-            self._after_last(torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None)
+        if self.device.type != "cuda":
             drive(self._executor, self.transport, flat, y, flat.numel(), splits)
-            if self.device.type == "cuda":
-                self._last = torch.cuda.current_stream(self.device).record_event()
             return Work(result, (), None) if async_op else result
         caller = torch.cuda.current_stream(self.device)
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device)
-        self._stream.wait_stream(caller)
-        self._after_last(self._stream)
-        with torch.cuda.stream(self._stream):
+        if not async_op:
+            self._order(caller)
             drive(self._executor, self.transport, flat, y, flat.numel(), splits)
-            self._last = self._stream.record_event()
-        return Work(result, (flat, y, x), self._last)
+            return result
+        if self._side is None:
+            self._side = torch.cuda.Stream(self.device)
+        self._side.wait_stream(caller)
+        self._order(self._side)
+        with torch.cuda.stream(self._side):
+            drive(self._executor, self.transport, flat, y, flat.numel(), splits)
+            done = self._side.record_event()
+        return Work(result, (flat, y, x), done)
 
-    def _after_last(self, stream: torch.cuda.Stream | None) -> None:
+    def _order(self, stream: torch.cuda.Stream) -> None:
         """Calls of one op share buffers, so they run one after the other whatever their streams."""
-        if stream is not None and self._last is not None:
-            stream.wait_event(self._last)
+        if self._last is not None and self._last != stream and not torch.cuda.is_current_stream_capturing():
+            stream.wait_stream(self._last)
+        self._last = stream
 
     def _alone(self, flat: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None, async_op: bool) -> Any:
         factor = self.world.factor
@@ -270,7 +275,7 @@ class Op:
         if self.plan is None or self._executor is None or self.transport is None:
             return "\n".join([*lines, "a group of one: the input times the op's factor; nothing is sent"])
         describe = getattr(self.transport, "describe", None)
-        lines.append(f"transport: {describe() if describe else self.transport.name}")
+        lines.append(f"transport: {describe() if describe else self.transport.name} {self.note}".rstrip())
         lines.append(f"kernels: {type(self._executor.backend).__name__}, slices: {self.settings.depth}, wire memory: {self._executor.arena.numel()} bytes")
         return "\n".join(lines) + "\n" + summary(self.plan, self.settings.capacity)
 
@@ -317,7 +322,7 @@ def _bind_local(collective: Collective, group: LocalGroup, like: torch.Tensor, s
     for rank in range(group.size):
         plan = executor = None
         if trace is not None:
-            plan = collective.plan(world, rank, dtype=dtype, compressors=s.compressors, trace=trace)
+            plan = collective.plan(world, rank, dtype=dtype, compressors=s.compressors, trace=trace, fuse=s.fuse)
             executor = Executor(plan, backend_for(like.device, s.backend), like.device, s.capacity, world.factor, s.seed, s.depth)
         ops.append(Op(collective, world, rank, plan, executor, None, s, like.device, like.dtype))
     return LocalOp(ops)
@@ -377,7 +382,7 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
         made = (s, world, trace)
     except Exception as e:  # the others must hear of it before it is raised here
         problem = f"{type(e).__name__}: {e}"
-        failure: Exception = e
+        failure: Exception = BindError(str(e)) if type(e) is ValueError else e
     if made is None:
         try:
             meeting.gather("settings", problem)
@@ -391,21 +396,70 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
     meeting.agree(_fingerprint(collective, s, world, dtype, text))
     if trace is None:
         return Op(collective, world, rank, None, None, None, s, like.device, like.dtype)
-    plan = collective.plan(world, rank, dtype=dtype, compressors=s.compressors, trace=trace)
-    problem, transport, executor = "", None, None
+    name, note = _choose(s, like.device, meeting)
+    problem, op = "", None
     try:
-        executor = Executor(plan, backend_for(like.device, s.backend), like.device, s.capacity, world.factor, s.seed, s.depth)
-        transport = _transport(collective, pg, like.device, s, meeting)
-        if s.capacity and plan.kind != "send_recv" and math.prod(world.sizes) == count:
-            executor.prepare(_whole(plan, s.capacity))
+        op = _assemble(collective, pg, world, rank, trace, s, like, name, note, meeting)
     except Exception as e:
         problem = f"{type(e).__name__}: {e}"
         log.debug("bind failed", exc_info=True)
     meeting.report(problem)
-    assert executor is not None and transport is not None
-    op = Op(collective, world, rank, plan, executor, transport, s, like.device, like.dtype)
-    log.info("%r: transport %s", op, transport.name)
+    assert op is not None
+    log.info("%r: transport %s %s", op, name, note)
     return op
+
+
+def _choose(s: Settings, device: torch.device, meeting: Meeting) -> tuple[str, str]:
+    """The transport that all ranks use, and why it is not a faster one. Raises BindError on all ranks when what was asked for cannot be had."""
+    if s.transport not in ("auto", "symm") or device.type != "cuda":
+        if s.transport == "symm":
+            raise BindError(f"transport='symm' needs CUDA tensors, like is on {device}")
+        return ("torch" if s.transport == "auto" else s.transport), ""
+    from .transports.symm import host_name, reachable, unavailable
+
+    told = [json.loads(t) for t in meeting.gather("device", json.dumps([host_name(), device.index, unavailable(device)]))]
+    hosts = {t[0] for t in told}
+    problem = next((f"rank {r}: {t[2]}" for r, t in enumerate(told) if t[2]), "")
+    if not problem and len(hosts) > 1:
+        problem = f"the ranks are on {len(hosts)} hosts"
+    devices = [t[1] for t in told]
+    if not problem and len(set(devices)) < len(devices) and os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") != "1":
+        problem = "several ranks share a device"
+    if not problem:
+        reasons = meeting.gather("peer access", reachable(device, devices))
+        problem = next((f"rank {r}: {t}" for r, t in enumerate(reasons) if t), "")
+    if not problem:
+        return "symm", ""
+    if s.transport == "symm":
+        raise BindError(f"transport='symm' is not available: {problem}")
+    return "torch", f"(not symm: {problem})"
+
+
+def _assemble(
+    collective: Collective, pg: dist.ProcessGroup, world: World, rank: int, trace: Trace, s: Settings, like: torch.Tensor, name: str, note: str, meeting: Meeting
+) -> Op:
+    """Plan, memory and transport of this rank."""
+    device, dtype = like.device, dtype_name(like.dtype)
+    what = f"`{collective.name}` on rank {rank}"
+    backend = backend_for(device, s.backend)
+    if name == "symm":
+        from .transports.symm import SymmTransport
+
+        plan = collective.mapped_plans(world, dtype=dtype, compressors=s.compressors, trace=trace, fuse=s.fuse)[rank]
+        assert plan.credits is not None
+        transport = SymmTransport(pg, device, what, max(plan.levels, 1), s.depth, meeting.timeout)
+        executor = Executor(plan, backend, device, s.capacity, world.factor, s.seed, s.depth, transport.reserve)
+        arenas = transport.open(meeting, plan.credits)
+        executor.arena = transport.arena
+        tables = [json.loads(t) for t in meeting.gather("places", json.dumps(executor.incoming()))]
+        executor.connect(arenas, {r: t for r, t in enumerate(tables) if r != rank})
+    else:
+        plan = collective.plan(world, rank, dtype=dtype, compressors=s.compressors, trace=trace, fuse=s.fuse)
+        executor = Executor(plan, backend, device, s.capacity, world.factor, s.seed, s.depth)
+        transport = _transport(pg, device, what, name, meeting)
+    if plan.kind != "send_recv":
+        executor.prepare(_whole(plan, s.capacity))
+    return Op(collective, world, rank, plan, executor, transport, s, device, like.dtype, note)
 
 
 def _whole(plan: Plan, capacity: int) -> int:
@@ -415,11 +469,10 @@ def _whole(plan: Plan, capacity: int) -> int:
     return capacity
 
 
-def _transport(collective: Collective, group: dist.ProcessGroup, device: torch.device, s: Settings, meeting: Meeting) -> Transport:
-    what = f"`{collective.name}` on rank {dist.get_rank(group)}"
-    if s.transport == "local":
+def _transport(group: dist.ProcessGroup, device: torch.device, what: str, name: str, meeting: Meeting) -> Transport:
+    if name == "local":
         raise BindError("transport='local' is for group=LocalGroup(n)")
-    if s.transport == "nccl":
+    if name == "nccl":
         if device.type != "cuda":
             raise BindError(f"transport='nccl' needs CUDA tensors, like is on {device}")
         from .transports.nccl import NcclTransport

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import struct
 from collections.abc import Callable
@@ -9,12 +10,13 @@ from typing import Any
 
 from ..diagnostics import Span, fail
 from ..lang import ast
-from .codec import Field, Graph, Node, StateSpec
+from .codec import FRAME, Field, Graph, Node, StateSpec
 
 WORDS = ("nearest", "stochastic")
 _INT_OPS = {"div": "idiv", "mod": "imod", "<<": "shl", ">>": "shr", "&": "and_bits", "|": "or_bits", "^": "xor_bits"}
 _ARITH = {"+": "add", "-": "sub", "*": "mul"}
 _COMPARE = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
+_WORD = (1 << 32) - 1
 _SCOPES = ("const", "frame", "group", "array")
 
 
@@ -27,8 +29,8 @@ def f32(v: float) -> float:
 
 
 def _fold(op: str, values: list[Any], kind: str) -> Any:
-    a = values[0]
-    b = values[1] if len(values) > 1 else None
+    a: Any = values[0]
+    b: Any = values[1] if len(values) > 1 else None
     table: dict[str, Callable[[], Any]] = {
         "add": lambda: a + b,
         "sub": lambda: a - b,
@@ -36,15 +38,18 @@ def _fold(op: str, values: list[Any], kind: str) -> Any:
         "div": lambda: a / b,
         "idiv": lambda: a // b,
         "imod": lambda: a % b,
-        "shl": lambda: a << b,
-        "shr": lambda: a >> b,
+        "shl": lambda: a << b if 0 <= b < 32 else 0,
+        "shr": lambda: (a & _WORD) >> b if 0 <= b < 32 else 0,
         "and_bits": lambda: a & b,
         "or_bits": lambda: a | b,
         "xor_bits": lambda: a ^ b,
         "neg": lambda: -a,
         "abs": lambda: abs(a),
         "sqrt": lambda: math.sqrt(a),
-        "floor": lambda: math.floor(a),
+        "floor": lambda: a if a == 0 or math.isinf(a) else math.floor(a),
+        "round": lambda: a if a == 0 or math.isinf(a) else round(a),
+        "sign": lambda: float((a > 0) - (a < 0)),
+        "isfinite": lambda: math.isfinite(a),
         "rcp": lambda: 1.0 / a,
         "rsqrt": lambda: 1.0 / f32(math.sqrt(a)),
         "min2": lambda: min(a, b),
@@ -59,10 +64,31 @@ def _fold(op: str, values: list[Any], kind: str) -> Any:
         "either": lambda: a or b,
         "invert": lambda: not a,
         "to_f32": lambda: float(a),
-        "to_i32": lambda: int(a),
+        "to_i32": lambda: max(-(1 << 31), min(int(a), (1 << 31) - 1)),
     }
     v = table[op]()
-    return f32(float(v)) if kind == "f32" else v
+    if kind == "f32":
+        return f32(float(v))
+    return (v + (1 << 31) & _WORD) - (1 << 31) if kind == "i32" else v
+
+
+def _given(v: Node, span: Span | None) -> str:
+    kinds = {"f32": "a number", "i32": "an integer", "bool": "a condition", "word": "a word"}
+    return f", `{span.text}` is {kinds[v.kind]}" if span else ""
+
+
+def integer_range(field: Field) -> tuple[int, int]:
+    """Lowest and highest value of an integer field."""
+    if field.type[0] == "s":
+        return -(1 << field.bits - 1), (1 << field.bits - 1) - 1
+    return 0, (1 << field.bits) - 1
+
+
+def quantized(v: Node) -> tuple[int, int] | None:
+    """The codes that a quantised value takes; None when it is not made by `quantize`."""
+    while v.op in ("select", "spread"):
+        v = v.args[-1 if v.op == "spread" else 1]
+    return (v.args[1].value, v.args[2].value) if v.op == "quantize" else None
 
 
 class Builder:
@@ -76,10 +102,15 @@ class Builder:
         return self.graph.node("live", kind="bool", scope="array", length=self.group)
 
     def const(self, v: int | float | str | bool) -> Node:
-        kind = (
-            "bool" if isinstance(v, bool) else "i32" if isinstance(v, int) else "word" if isinstance(v, str) else "f32"
-        )
-        return self.graph.node("const", (), (f32(v) if kind == "f32" else v,), kind=kind, scope="const")
+        if isinstance(v, bool):
+            kind = "bool"
+        elif isinstance(v, int):
+            kind = "i32"
+        elif isinstance(v, str):
+            kind = "word"
+        else:
+            kind, v = "f32", f32(v)
+        return self.graph.node("const", (), (v,), kind=kind, scope="const")
 
     def state(self, spec: StateSpec) -> Node:
         return self.graph.node("state", (), (spec.name,), kind="f32", scope="array", length=self.group)
@@ -88,8 +119,8 @@ class Builder:
         scope = max((a.scope for a in args), key=_SCOPES.index)
         lengths = {a.length for a in args if a.scope == "array"}
         if len(lengths) > 1:
-            a, b = sorted(lengths)
-            fail("E408", f"values of {a} and {b} a group cannot be combined", span)
+            some = " and ".join(str(n) for n in sorted(lengths))
+            fail("E408", f"{some} values a group cannot be combined one by one", span)
         return scope, lengths.pop() if lengths else 0
 
     def make(
@@ -100,7 +131,7 @@ class Builder:
             try:
                 return self.const(_fold(op, [a.value for a in args], kind))
             except (ZeroDivisionError, ValueError, OverflowError):
-                fail("E311", "this arithmetic has no result", span)
+                fail("E311", f"`{span.text}` has no result" if span else "this arithmetic has no result", span)
             except KeyError:
                 pass
         scope, length = self._shape(args, span)
@@ -142,24 +173,20 @@ class Builder:
         if kind == "f32" and v.kind == "i32":
             return self.to_f32(v)
         if v.kind != kind:
-            fail("E204", f"{words[kind]} is wanted here", span)
+            fail("E204", f"{words[kind]} is wanted here{_given(v, span)}", span)
         return v
 
     def numeric(self, v: Node, span: Span | None) -> Node:
         if v.kind not in ("f32", "i32"):
-            fail("E204", "a number is wanted here", span)
+            fail("E204", f"a number is wanted here{_given(v, span)}", span)
         return v
 
     def fit_integer(self, v: Node, field: Field, span: Span) -> Node:
         """Make sure that the receiver reads what the sender holds: codes must fit, other values wrap (unsigned) or clamp (signed)."""
-        low, high = (
-            (-(1 << field.bits - 1), (1 << field.bits - 1) - 1) if field.type[0] == "s" else (0, (1 << field.bits) - 1)
-        )
-        inner = v
-        while inner.op in ("select", "spread"):
-            inner = inner.args[-1 if inner.op == "spread" else 1]
-        if inner.op == "quantize":
-            lo, hi = inner.args[1].value, inner.args[2].value
+        low, high = integer_range(field)
+        codes = quantized(v)
+        if codes is not None:
+            lo, hi = codes
             if lo < low or hi > high:
                 fail("E216", f"codes {lo} .. {hi} do not fit {field.type} ({low} .. {high})", span)
             return v
@@ -170,13 +197,13 @@ class Builder:
     def operator(self, e: ast.Binary, a: Node, b: Node) -> Node:
         op = e.op
         if op in ("and", "or"):
-            self.want(a, "bool", e.left.span), self.want(b, "bool", e.right.span)
+            a, b = self.want(a, "bool", e.left.span), self.want(b, "bool", e.right.span)
             return self.make("both" if op == "and" else "either", (a, b), "bool", e.span)
         if a.kind == "word" or b.kind == "word":
             if op not in ("==", "!=") or a.kind != b.kind:
                 fail("E204", "words such as `nearest` can only be compared with == and !=", e.span)
-            return self.const((a.value == b.value) == (op == "=="))
-        self.numeric(a, e.left.span), self.numeric(b, e.right.span)
+            return self.const(bool((a.value == b.value) == (op == "==")))
+        a, b = self.numeric(a, e.left.span), self.numeric(b, e.right.span)
         if op in _INT_OPS:
             if a.kind != "i32" or b.kind != "i32":
                 fail("E204", f"`{op}` takes integers", e.span)
@@ -195,30 +222,33 @@ class Builder:
         return self.make(_ARITH[op], (a, b), "f32", e.span)
 
 
-def call(b: Builder, e: ast.Call, go: Callable[[ast.Expr], Node], frame: bool) -> Node:
-    """Compile a call of a built-in. `frame`: the value is for a frame field, so reductions run over the frame."""
+def call(b: Builder, e: ast.Call, go: Callable[[ast.Expr], Node], frame: bool, draws: bool) -> Node:
+    """Compile a call of a built-in.
+
+    frame   the value is for a frame field, so reductions run over the frame
+    draws   random numbers may be drawn: in `compress`, whose result the receiver reads
+    """
     maker = FUNCTIONS.get(e.fn)
     if maker is None:
         if e.fn == "extern":
             fail("E410", "`extern` is reserved: variable-length coding has no static size", e.span)
         if e.fn == "up":
             fail("E203", "`up` stands at the top of an assignment to a field: it rounds to the field's type", e.span)
-        import difflib
-
         near = difflib.get_close_matches(e.fn, FUNCTIONS, 1)
-        fail("E201", f"unknown function `{e.fn}`", e.fn_span, help=f"did you mean `{near[0]}`?" if near else "")
+        help = f"did you mean `{near[0]}`?" if near else "functions: " + " ".join(FUNCTIONS)
+        fail("E201", f"unknown function `{e.fn}`", e.fn_span, help=help)
     if e.keywords:
         fail("E203", f"`{e.fn}` takes no named arguments", e.span)
     low, high, make = maker
     if not low <= len(e.args) <= high:
         takes = str(low) if low == high else f"{low} to {high}"
         fail("E203", f"`{e.fn}` takes {takes} argument{'s' if takes != '1' else ''}, not {len(e.args)}", e.span)
-    return make(_Call(b, e, [go(a) for a in e.args], frame))
+    return make(_Call(b, e, [go(a) for a in e.args], frame, draws))
 
 
 class _Call:
-    def __init__(self, b: Builder, e: ast.Call, args: list[Node], frame: bool):
-        self.b, self.e, self.args, self.frame = b, e, args, frame
+    def __init__(self, b: Builder, e: ast.Call, args: list[Node], frame: bool, draws: bool):
+        self.b, self.e, self.args, self.frame, self.draws = b, e, args, frame, draws
 
     def num(self, i: int) -> Node:
         return self.b.numeric(self.args[i], self.e.args[i].span)
@@ -240,12 +270,12 @@ class _Call:
     def const(self, i: int, low: int = -(1 << 31), high: int = 1 << 31) -> int:
         v = self.args[i]
         if v.op != "const" or v.kind != "i32" or not low <= v.value <= high:
-            fail(
-                "E203",
-                f"`{self.e.fn}` takes a whole number from {low} to {high} here, known when the file is compiled",
-                self.e.args[i].span,
-            )
-        return v.value
+            wants = f"a whole number from {low} to {high} here, of numbers and parameters"
+            fail("E203", f"`{self.e.fn}` takes {wants}", self.e.args[i].span)
+        return int(v.value)
+
+    def array_of(self, i: int, kind: str = "f32") -> Node:
+        return self.b.want(self.array(i), kind, self.e.args[i].span)
 
     def node(
         self, op: str, args: tuple[Node, ...], kind: str, scope: str, length: int = 0, attr: tuple[Any, ...] = ()
@@ -282,6 +312,8 @@ def _extreme(two: str, group: str, over_frame: str):
 def _sum(c: _Call) -> Node:
     v = c.real(0)
     if c.frame:
+        if v.scope not in ("array", "group"):
+            fail("E408", "`sum` takes the values of a group", c.e.span)
         return c.node("fsum", (v,), "f32", "frame")
     c.array(0)
     return c.node("rsum", (v,), "f32", "group")
@@ -303,9 +335,12 @@ def _clamp(c: _Call) -> Node:
 
 def _select(c: _Call) -> Node:
     a, b = c.args[1], c.args[2]
+    cond = c.bool(0)
+    if "word" in (a.kind, b.kind) and (a.kind != b.kind or cond.op != "const"):
+        fail("E204", "`select` chooses between words by a parameter alone", c.e.span)
     if a.kind != b.kind:
         a, b = c.real(1), c.real(2)
-    return c.b.select(c.bool(0), a, b, c.e.span)
+    return c.b.select(cond, a, b, c.e.span)
 
 
 def _nonzero(c: _Call) -> Node:
@@ -325,6 +360,8 @@ def _quantize(c: _Call) -> Node:
         v = c.b.spread(v)
     args = (v, c.b.const(lo), c.b.const(hi))
     if mode.value == "stochastic":
+        if not c.draws:
+            fail("E409", "stochastic rounding is for `compress` only: its result is what the receiver reads", c.e.span)
         if v.scope != "array" or v.length != c.b.group:
             fail("E408", "stochastic rounding takes the values of a whole group", c.e.span)
         u = c.node("uniform", (), "f32", "array", c.b.group, (c.b.stream[0],))
@@ -334,24 +371,28 @@ def _quantize(c: _Call) -> Node:
 
 
 def _hadamard(c: _Call) -> Node:
-    v, size = c.b.to_f32(c.array(0)), c.const(1, 2, 32768)
+    v, size = c.array_of(0), c.const(1, 2, 32768)
     if size & (size - 1) or v.length % size:
         fail("E203", f"hadamard of {size} needs a power of two that divides {v.length}", c.e.span)
     return c.node("hadamard", (v,), "f32", "array", v.length, (size,))
 
 
 def _at(c: _Call) -> Node:
+    if c.args[1].scope == "array":
+        fail("E408", "`at` takes one index a group; `gather` takes several", c.e.args[1].span)
     return c.node("at", (c.array(0), c.int(1)), c.args[0].kind, "group")
 
 
 def _put(c: _Call) -> Node:
     v, value = c.array(0), c.args[2]
-    value = c.b.to_f32(value) if v.kind == "f32" else value
+    value = c.b.want(value, v.kind, c.e.args[2].span)
+    if value.scope == "array" or c.args[1].scope == "array":
+        fail("E408", "`put` takes one index and one value a group", c.e.span)
     return c.node("put", (v, c.int(1), value), v.kind, "array", v.length)
 
 
 def _argmax(c: _Call) -> Node:
-    return c.node("argmax", (c.b.to_f32(c.array(0)),), "i32", "group")
+    return c.node("argmax", (c.array_of(0),), "i32", "group")
 
 
 def _iota(c: _Call) -> Node:
@@ -359,23 +400,23 @@ def _iota(c: _Call) -> Node:
 
 
 def _top(c: _Call) -> Node:
-    v = c.b.to_f32(c.array(0))
+    v = c.array_of(0)
     return c.node("top", (v,), "bool", "array", v.length, (c.const(1, 1, v.length),))
 
 
 def _first(c: _Call) -> Node:
     k = c.const(0, 1, 32768)
-    cond = c.b.want(c.array(1), "bool", c.e.args[1].span)
+    cond = c.array_of(1, "bool")
     return c.node("first", (cond,), "i32", "array", k, (k,))
 
 
 def _gather(c: _Call) -> Node:
-    i = c.b.want(c.array(1), "i32", c.e.args[1].span)
+    i = c.array_of(1, "i32")
     return c.node("gather", (c.array(0), i), c.args[0].kind, "array", i.length)
 
 
 def _scatter(c: _Call) -> Node:
-    i, v = c.b.want(c.array(0), "i32", c.e.args[0].span), c.array(1)
+    i, v = c.array_of(0, "i32"), c.array(1)
     if i.length != v.length:
         fail("E408", f"`scatter` got {i.length} indices and {v.length} values", c.e.span)
     return c.node("scatter", (i, v), v.kind, "array", c.b.group, (c.b.group,))
@@ -399,7 +440,10 @@ def _concat(c: _Call) -> Node:
     parts = tuple(c.array(i) for i in range(len(c.args)))
     if len({p.kind for p in parts}) > 1:
         fail("E204", "`concat` takes values of one kind", c.e.span)
-    return c.node("concat", parts, parts[0].kind, "array", sum(p.length for p in parts))
+    length = sum(p.length for p in parts)
+    if length > FRAME:
+        fail("E408", f"{length} values a group are more than a frame holds, {FRAME}", c.e.span)
+    return c.node("concat", parts, parts[0].kind, "array", length)
 
 
 def _ldexp(c: _Call) -> Node:

@@ -118,7 +118,7 @@ class Graph:
         scope: str,
         length: int = 0,
     ) -> Node:
-        key = (op, tuple(id(a) for a in args), tuple((type(v), v) for v in attr), kind, scope, length)
+        key = (op, tuple(id(a) for a in args), tuple((type(v), repr(v)) for v in attr), kind, scope, length)
         made = self._made.get(key)
         if made is None:
             made = self._made[key] = Node(op, args, attr, kind, scope, length)

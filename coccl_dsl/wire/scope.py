@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ..lang.files import find, library, read
 from ..lang.parse import parse_comp
 
 ROUNDINGS = ("nearest", "stochastic")
+MAX_WRAPPED = 8
 PARAM_KINDS = ("int", "float", "rounding", "type", "compressor")
 
 
@@ -42,7 +44,11 @@ class Scope:
         self.add(parsed.compressors, inner)
 
     def add(self, definitions: tuple[ast.CompressorDef, ...], inner: Scope) -> None:
+        seen: dict[str, Span] = {}
         for d in definitions:
+            if d.name in seen:
+                fail("E202", f"there are two compressors `{d.name}` in this file", d.name_span)
+            seen[d.name] = d.name_span
             inner.known.setdefault(d.name, (d, inner))
             self.known[d.name] = (d, inner)
 
@@ -53,8 +59,6 @@ class Scope:
         try:
             file = find(name, "compressors", self.path, span)
         except CompileError:
-            import difflib
-
             names = sorted({*self.known, *library("compressors")})
             near = difflib.get_close_matches(name, names, 1)
             help = f"did you mean `{near[0]}`?" if near else f"known compressors: {', '.join(names)}"
@@ -81,20 +85,24 @@ class Bound:
         return f"{self.definition.name}({inner})"
 
 
-def bind(binding: ast.Binding, scope: Scope) -> Bound:
-    """Resolve a binding's name and arguments. Raises E203, E215, E216."""
+def bind(binding: ast.Binding, scope: Scope, outer: tuple[ast.CompressorDef, ...] = ()) -> Bound:
+    """Resolve a binding's name and arguments. `outer` are the compressors that wrap it. Raises E107, E203, E215, E216."""
     definition, inner = scope.find(binding.name, binding.span)
+    if len(outer) > MAX_WRAPPED:
+        fail("E107", f"`{definition.name}` wraps compressors without end", outer[0].name_span)
     params = {p.name: p for p in definition.params}
     given: dict[str, ast.Value] = {}
     order = list(params)
     for i, (name, value) in enumerate(binding.args):
         if name is None:
             if i >= len(order):
-                fail("E203", f"`{definition.name}` takes {len(order)} arguments", binding.span)
+                takes = ", ".join(order) or "no parameters"
+                fail("E203", f"too many arguments: `{definition.name}` takes {takes}", binding.span)
             name = order[i]
         if name not in params:
-            takes = ", ".join(order) or "no parameters"
-            fail("E203", f"`{definition.name}` has no parameter `{name}`", binding.span, help=f"it takes {takes}")
+            near = difflib.get_close_matches(name, order, 1)
+            help = f"did you mean `{near[0]}`?" if near else f"it takes {', '.join(order) or 'no parameters'}"
+            fail("E203", f"`{definition.name}` has no parameter `{name}`", binding.span, help=help)
         if name in given:
             fail("E203", f"`{name}` is given twice", binding.span)
         given[name] = value
@@ -108,20 +116,22 @@ def bind(binding: ast.Binding, scope: Scope) -> Bound:
                 binding.span,
                 help=f"for example {definition.name}({name}=...)",
             )
-        values[name] = _value(p, value, scope if name in given else inner, binding.span)
+        values[name] = _value(p, value, scope if name in given else inner, (*outer, definition))
     return Bound(definition, inner, values, binding.span)
 
 
-def _value(param: ast.Param, value: ast.Value, scope: Scope, span: Span) -> int | float | str | Bound:
+def _value(
+    param: ast.Param, value: ast.Value, scope: Scope, outer: tuple[ast.CompressorDef, ...]
+) -> int | float | str | Bound:
     from .codec import TYPES
 
     kind = param.kind
     if kind not in PARAM_KINDS:
         fail("E216", f"unknown parameter kind `{kind}`", param.span, help=f"kinds are {', '.join(PARAM_KINDS)}")
     if kind == "compressor" and isinstance(value, ast.Binding):
-        return bind(value, scope)
+        return bind(value, scope, outer)
     if isinstance(value, ast.Number):
-        if kind == "int" and isinstance(value.value, int):
+        if kind == "int" and isinstance(value.value, int) and abs(value.value) < 1 << 31:
             return value.value
         if kind == "float":
             return float(value.value)
@@ -130,7 +140,11 @@ def _value(param: ast.Param, value: ast.Value, scope: Scope, span: Span) -> int 
             return value.name
         if kind == "type" and value.name in TYPES:
             return value.name
-    wants = {"rounding": " or ".join(ROUNDINGS), "type": "a field type such as bf16", "compressor": "a compressor"}.get(
-        kind, f"an {kind}"
-    )
-    fail("E216", f"`{param.name}` wants {wants}", value.span if isinstance(value.span, Span) else span)
+    wants = {
+        "int": "a whole number below 2^31",
+        "float": "a number",
+        "rounding": " or ".join(ROUNDINGS),
+        "type": f"a field type: {' '.join(TYPES)}",
+        "compressor": "a compressor",
+    }
+    fail("E216", f"`{param.name}` takes {wants[kind]}, not `{value.span.text}`", value.span)

@@ -34,6 +34,7 @@ class TorchTransport:
     """Over `group`; a peer is a rank of the group."""
 
     name = "torch"
+    streams = 0
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str):
         self.group, self.device, self.what = group, device, what
@@ -47,9 +48,14 @@ class TorchTransport:
             return f"torch ({self.backend}, wires staged through pinned host memory: blocking, for tests)"
         return f"torch ({self.backend})"
 
-    def post(self, call: ExchangeCall) -> _Posted:
+    def begin(self) -> None:
         if self.failed is not None:
             raise self.failed
+
+    def end(self) -> None:
+        pass
+
+    def post(self, call: ExchangeCall) -> _Posted:
         ops: list[dist.P2POp] = []
         names: list[tuple[str, int]] = []
         staged: list[tuple[torch.Tensor, torch.Tensor]] = []

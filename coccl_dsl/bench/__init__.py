@@ -1,0 +1,1 @@
+"""coccl-bench: compiled collectives beside NCCL, measured side by side in one run, every result checked bit for bit."""

@@ -1,0 +1,214 @@
+"""coccl-bench: compiled collectives beside NCCL on this machine's GPUs.
+
+    coccl-bench all_reduce --set int8 int4 -b 16M -e 256M -f 4 --json benchmarks/results/ar.json
+    torchrun --nproc_per_node 2 -m coccl_dsl.cli.bench two_shot --set int8
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+TIERS = {"nvlink": {}, "shm": {"NCCL_P2P_DISABLE": "1"}, "socket": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}}
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def size(text: str) -> int:
+    """16M -> bytes."""
+    unit = UNITS.get(text[-1:].upper())
+    try:
+        value = float(text[:-1]) * unit if unit else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 65536, 64K, 16M or 1G") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size")
+    return int(value)
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="coccl-bench",
+        description="Compiled collectives beside NCCL: times, bandwidths, ratio to NCCL on the same dtype and on float32, share of what the wire allows. Every result is compared with simulate bit for bit.",
+        epilog="example: coccl-bench all_reduce --set int8 int4 -b 16M -e 256M -f 4 --mode graph eager --json out.json",
+    )
+    p.add_argument("collective", nargs="+", help="all_reduce, reduce_scatter, all_gather, all_to_all, send_recv, the name of an algorithm, or a .coll file")
+    p.add_argument("--set", dest="compressors", nargs="+", default=["int8"], metavar="COMPRESSOR", help="compressors to measure, for every compressor of the text")
+    p.add_argument("-b", "--begin", type=size, default=size("1M"), help="smallest size in bytes (default 1M)")
+    p.add_argument("-e", "--end", type=size, default=size("256M"), help="largest size (default 256M)")
+    p.add_argument("-f", "--factor", type=float, default=4.0, help="factor between sizes (default 4)")
+    p.add_argument("--dtype", nargs="+", default=["bf16"], choices=["f32", "bf16", "f16"])
+    p.add_argument("--mode", nargs="+", default=["graph"], choices=["graph", "eager", "eager_same"], help="graph replays, eager calls with new pointers, eager calls with one pointer")
+    p.add_argument("--transport", default="auto", choices=["auto", "symm", "nccl", "torch"])
+    p.add_argument("--slices", type=int, default=None, help="slices in flight (default: the text's first)")
+    p.add_argument("-n", "--iterations", type=int, default=20)
+    p.add_argument("--repeats", type=int, default=5, help="interleaved repeats; the ratio is their median")
+    p.add_argument("--ranks", type=int, default=None, help="processes to start (default: one a GPU)")
+    p.add_argument("--tier", choices=list(TIERS), default="nvlink", help="link to use on both sides: shm and socket turn peer access off")
+    p.add_argument("--no-f32", action="store_true", help="leave out NCCL on float32")
+    p.add_argument("--json", type=Path, help="write all rows, with machine, versions, commit and command")
+    p.add_argument("--plot", type=Path, help="write time against size as SVG or PNG (needs matplotlib)")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = parser().parse_args(arguments)
+    for name, value in TIERS[options.tier].items():
+        if "RANK" in os.environ and os.environ.get(name) != value:
+            print(f"coccl-bench: under torchrun set {name}={value} for --tier {options.tier}", file=sys.stderr)
+            return 2
+        os.environ[name] = value
+    if "RANK" in os.environ:
+        return worker(options, arguments)
+    import torch
+
+    count = options.ranks or torch.cuda.device_count()
+    if torch.cuda.device_count() < 1 or count < 2:
+        print(f"coccl-bench: needs at least 2 GPUs, this machine has {torch.cuda.device_count()}", file=sys.stderr)
+        return 1
+    return spawn(arguments, count)
+
+
+def spawn(arguments: list[str], count: int) -> int:
+    """Start one process a rank, and end all when one fails."""
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    processes = []
+    for rank in range(count):
+        env = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        processes.append(subprocess.Popen([sys.executable, "-m", "coccl_dsl.cli.bench", *arguments], env=env))
+    code = 0
+    while processes:
+        time.sleep(0.05)
+        for p in list(processes):
+            if p.poll() is None:
+                continue
+            processes.remove(p)
+            if p.returncode:
+                code = p.returncode
+                for other in processes:
+                    other.terminate()
+    return code
+
+
+def sizes(options: argparse.Namespace) -> list[int]:
+    found, at = [], float(options.begin)
+    while at <= options.end * 1.0001:
+        found.append(int(at))
+        at *= max(options.factor, 1.1)
+    return found
+
+
+def worker(options: argparse.Namespace, arguments: list[str]) -> int:
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    from ..bench.cases import collective_for
+    from ..bench.rows import Row, run_row
+    from ..bench.timing import link_rate, p2p_rate
+
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    torch.manual_seed(1234 + int(os.environ["RANK"]))
+    dist.init_process_group("nccl", device_id=device, timeout=timedelta(seconds=120))
+    lead = dist.get_rank() == 0
+    link = link_rate(device) if options.tier == "nvlink" else 0.0
+    p2p = p2p_rate(device)
+    if lead:
+        print(f"# {torch.cuda.get_device_name(device)} x {dist.get_world_size()}, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}, tier {options.tier}", flush=True)
+        print(f"# link: {link:.0f} GB/s by stores, {p2p:.0f} GB/s by NCCL p2p, each way at once", flush=True)
+        print(HEADER, flush=True)
+    rows: list[Row] = []
+    for name in options.collective:
+        collective = collective_for(name)
+        for dtype in options.dtype:
+            for count in sizes(options):
+                for compressor in options.compressors:
+                    made = run_row(
+                        collective,
+                        compressor,
+                        dtype,
+                        count,
+                        tuple(options.mode),
+                        transport=options.transport,
+                        depth=options.slices,
+                        iterations=options.iterations,
+                        repeats=options.repeats,
+                        link=link,
+                        baseline_f32=not options.no_f32,
+                    )
+                    rows += made
+                    torch.cuda.empty_cache()
+                    if lead:
+                        for row in made:
+                            print(line(row), flush=True)
+    wrong = [r for r in rows if r.error]
+    if lead and options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(document(rows, options, arguments, link, p2p), indent=1))
+    if lead and options.plot:
+        from ..bench.plot import plot
+
+        plot(rows, options.plot)
+    dist.destroy_process_group()
+    return 1 if wrong else 0
+
+
+HEADER = (
+    f"{'collective':<15}{'codec':<8}{'dtype':<6}{'size':>8} {'mode':<11}{'transport':<10}{'us':>9}{'+-':>7}{'nccl us':>9}{'ratio':>7}"
+    f"{'f32':>7}{'algbw':>7}{'busbw':>7}{'ceil':>6}{'share':>6}{'floor':>7}{'rel err':>9}  same bits"
+)
+
+
+def line(r: Any) -> str:
+    unit = f"{r.size >> 20}M" if r.size >= 1 << 20 else f"{r.size >> 10}K"
+    if r.error:
+        return f"{r.collective:<15}{r.compressor:<8}{r.dtype:<6}{unit:>8} {r.mode:<11}{r.transport:<10} WRONG: {r.error}"
+    f32 = f"{r.ratio_f32:.2f}" if r.ratio_f32 else "-"
+    floor = f"{r.floor_us:.0f}" if r.floor_us else "-"
+    same = "yes" if r.same_as_simulate and r.ranks_equal is not False else "no"
+    return (
+        f"{r.collective:<15}{r.compressor:<8}{r.dtype:<6}{unit:>8} {r.mode:<11}{r.transport + '/' + str(r.slices):<10}{r.us:>9.1f}{r.spread:>7.1f}{r.nccl_us:>9.1f}{r.ratio:>7.2f}"
+        f"{f32:>7}{r.algbw:>7.1f}{r.busbw:>7.1f}{r.ceiling:>6.2f}{r.share:>6.2f}{floor:>7}{r.relative_error:>9.4f}  {same}"
+    )
+
+
+def document(rows: list[Any], options: argparse.Namespace, arguments: list[str], link: float, p2p: float) -> dict[str, Any]:
+    import torch
+    import triton
+
+    commit = os.environ.get("COCCL_COMMIT") or _git("rev-parse", "HEAD")
+    return {
+        "command": "coccl-bench " + " ".join(arguments),
+        "commit": commit,
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "machine": {"gpu": torch.cuda.get_device_name(0), "gpus": torch.cuda.device_count(), "host": platform.processor() or platform.machine()},
+        "versions": {"torch": torch.__version__, "triton": triton.__version__, "nccl": ".".join(map(str, torch.cuda.nccl.version())), "python": platform.python_version()},
+        "tier": options.tier,
+        "link_gb_s": link,
+        "nccl_p2p_gb_s": p2p,
+        "rows": [r.json() for r in rows],
+    }
+
+
+def _git(*words: str) -> str:
+    try:
+        return subprocess.run(["git", *words], capture_output=True, text=True, check=True, cwd=Path(__file__).parent).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

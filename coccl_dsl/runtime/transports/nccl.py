@@ -1,0 +1,160 @@
+"""Transfers through a private NCCL communicator (cupy): one grouped send/recv of whole frames a level, on a side stream.
+
+The communicator is made in bind only, on a thread of its own, in one order on all ranks; peers are connected there. A watchdog aborts it when
+a level is not complete within the group's timeout, and later calls raise.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from ..agreement import Meeting
+from ..errors import BindError, CollectiveError, CollectiveTimeout
+from ..executor import ExchangeCall
+from .base import Done, Pending
+
+_communicators: WeakKeyDictionary[dist.ProcessGroup, _Communicator] = WeakKeyDictionary()
+
+
+def _nccl() -> Any:
+    """cupy's NCCL bindings, of the version that torch has loaded. Raises BindError."""
+    try:
+        from cupy.cuda import nccl
+    except ImportError as e:
+        raise BindError(f"transport='nccl' needs cupy: pip install 'coccl-dsl[cuda12]' or [cuda13] ({e})") from None
+    theirs = torch.cuda.nccl.version()
+    number = theirs[0] * 10000 + theirs[1] * 100 + theirs[2]
+    if nccl.get_version() != number:
+        raise BindError(f"cupy has NCCL {nccl.get_version()}, torch has {number}: install matching versions")
+    return nccl
+
+
+class _Communicator:
+    """One communicator of a set of ranks, its side stream and its watchdog."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, meeting: Meeting, timeout: timedelta):
+        nccl = _nccl()
+        self.nccl, self.device, self.timeout = nccl, device, timeout
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        own = ""
+        if self.rank == 0:
+            own = base64.b64encode(bytes(nccl.get_unique_id())).decode()
+        unique = base64.b64decode(meeting.gather("nccl id", own)[0])
+        self.comm: Any = None
+        self.stream = torch.cuda.Stream(device)
+        self.failed: CollectiveError | None = None
+        self.inflight: deque[tuple[torch.cuda.Event, float, str]] = deque()
+        self.lock = threading.Lock()
+        self._on_thread(lambda: self._connect(unique))
+        threading.Thread(target=self._watch, daemon=True, name="coccl-nccl-watchdog").start()
+
+    def _on_thread(self, work: Callable[[], None]) -> None:
+        problem: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as e:
+                problem.append(e)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(self.timeout.total_seconds())
+        if thread.is_alive():
+            raise BindError(f"no NCCL communicator within {self.timeout.total_seconds():g} s; this process has to end")
+        if problem:
+            raise BindError(f"no NCCL communicator: {problem[0]}") from problem[0]
+
+    def _connect(self, unique: bytes) -> None:
+        with torch.cuda.device(self.device):
+            self.comm = self.nccl.NcclCommunicator(self.world, unique, self.rank)
+            word = torch.zeros(2 * self.world, dtype=torch.uint8, device=self.device)
+            with torch.cuda.stream(self.stream):
+                self.stream.wait_stream(torch.cuda.default_stream(self.device))
+                self.nccl.groupStart()
+                for p in range(self.world):
+                    if p != self.rank:
+                        self.comm.send(word.data_ptr() + p, 1, self.nccl.NCCL_UINT8, p, self.stream.cuda_stream)
+                        self.comm.recv(word.data_ptr() + self.world + p, 1, self.nccl.NCCL_UINT8, p, self.stream.cuda_stream)
+                self.nccl.groupEnd()
+                self.stream.synchronize()
+
+    def _watch(self) -> None:
+        while self.failed is None:
+            time.sleep(0.05)
+            with self.lock:
+                while self.inflight and self.inflight[0][0].query():
+                    self.inflight.popleft()
+                late = self.inflight[0][2] if self.inflight and time.monotonic() > self.inflight[0][1] else None
+            if late is not None:
+                self.failed = CollectiveTimeout(f"{late}: not complete within {self.timeout.total_seconds():g} s; the communicator was aborted")
+                self.comm.abort()
+
+    def exchange(self, call: ExchangeCall, what: str) -> torch.cuda.Event:
+        if self.failed is not None:
+            raise self.failed
+        caller = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(caller)
+        stream, kind = self.stream.cuda_stream, self.nccl.NCCL_UINT8
+        self.nccl.groupStart()
+        for parcel in call.sends:
+            for t in parcel.tensors:
+                self.comm.send(t.data_ptr(), t.numel(), kind, parcel.peer, stream)
+        for parcel in call.recvs:
+            for t in parcel.tensors:
+                self.comm.recv(t.data_ptr(), t.numel(), kind, parcel.peer, stream)
+        self.nccl.groupEnd()
+        done = self.stream.record_event()
+        if not torch.cuda.is_current_stream_capturing():
+            peers = sorted({p.peer for p in (*call.sends, *call.recvs)})
+            where = f"{what}: step {call.level}, slice {call.slice}, with ranks {peers}"
+            with self.lock:
+                self.inflight.append((done, time.monotonic() + self.timeout.total_seconds(), where))
+        return done
+
+
+class _Posted:
+    def __init__(self, event: torch.cuda.Event, device: torch.device):
+        self.event, self.device = event, device
+
+    def wait(self) -> None:
+        torch.cuda.current_stream(self.device).wait_event(self.event)
+
+
+class NcclTransport:
+    """Over a private communicator, one a group, shared by its ops."""
+
+    name = "nccl"
+    streams = 0
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str, meeting: Meeting):
+        self.device, self.what = device, what
+        found = _communicators.get(group)
+        if found is None:
+            found = _communicators[group] = _Communicator(group, device, meeting, meeting.timeout)
+        self.shared = found
+
+    def describe(self) -> str:
+        return "nccl (a private communicator through cupy)"
+
+    def begin(self) -> None:
+        if self.shared.failed is not None:
+            raise self.shared.failed
+
+    def post(self, call: ExchangeCall) -> Pending:
+        if not call.sends and not call.recvs:
+            return Done()
+        return _Posted(self.shared.exchange(call, self.what), self.device)
+
+    def end(self) -> None:
+        pass

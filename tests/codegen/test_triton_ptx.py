@@ -1,0 +1,132 @@
+"""What the generated kernels become on Hopper: compiled to PTX and machine code for sm_90, which needs no GPU.
+
+Asserted are the facts that speed and equal bits rest on: 16-byte accesses, no spills, no contraction, no approximate division.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from coccl_dsl.codegen.triton_source import HEADER, VARIANTS, KernelSource, kernel_source
+from coccl_dsl.plan.ops import Signature
+from tests.codegen import triton_cases
+
+POINTERS = {"f32": "*fp32", "bf16": "*bf16", "f16": "*fp16"}
+IN, OUT, OPENED = ("input", 0), ("output", 0, False), ("output", 0, True)
+SIGNATURES = {
+    "compress": Signature((IN,), None, False, 0, "q", True, ()),
+    "decompress": Signature((), "q", False, 0, None, False, (OUT,)),
+    "middle": Signature((IN,), "q", False, 0, "q", True, (OPENED,)),
+}
+
+
+def load(source: KernelSource, folder: Path) -> Any:
+    path = folder / f"{source.name}.py"
+    path.write_text(f"{HEADER}\n\n{source.text}", encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(source.name, path)
+    assert spec is not None and spec.loader is not None
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, source.name)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("ptx")
+
+    @cache
+    def compile(kind: str, compressor: str, dtype: str, aligned: bool = True, one: bool = True) -> Any:
+        codecs = {"q": triton_cases.make(compressor, dtype)}
+        source = kernel_source(SIGNATURES[kind], dtype, codecs, False)
+        user = POINTERS[dtype]
+        arguments = {"x": user, "y": user, "table": "*i64", "row_size": "i32", "places_at": "i32", "factor": "fp32"}
+        arguments |= {"rng": "*i64", "version": "*i32", "flags": "*i32", **dict.fromkeys(VARIANTS, "constexpr")}
+        return triton.compile(
+            ASTSource(
+                fn=load(source, folder),
+                signature=arguments,
+                constexprs=dict(zip(VARIANTS, (aligned, one, one), strict=True)),
+            ),
+            target=GPUTarget("cuda", 90, 32),
+            options={"num_warps": source.tiling.warps, "enable_fp_fusion": False},
+        )
+
+    return compile
+
+
+def resources(kernel: Any, folder: Path) -> tuple[int, int]:
+    """(registers, bytes of stack) a thread."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    out = subprocess.run([str(tool), "-res-usage", str(cubin)], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", out)
+    assert found, out
+    return int(found[1]), int(found[2])
+
+
+def accesses(ptx: str) -> dict[str, int]:
+    """How many global loads and stores of each width there are: `ld.v4.b32` -> 5."""
+    counts: dict[str, int] = {}
+    for op, shape in re.findall(r"\b(ld|st)\.global(?:\.\w+)*?\.((?:v\d\.)?b\d+)\b", ptx):
+        counts[f"{op}.{shape}"] = counts.get(f"{op}.{shape}", 0) + 1
+    return counts
+
+
+def wide(counts: dict[str, int], op: str) -> int:
+    return counts.get(f"{op}.v4.b32", 0) + counts.get(f"{op}.v2.b64", 0)
+
+
+CASES = [(k, q, d) for k in SIGNATURES for q in ("int8", "int4") for d in ("bf16", "f32")]
+
+
+@pytest.mark.parametrize(("kind", "compressor", "dtype"), CASES)
+def test_dense_values_and_codes_move_sixteen_bytes_at_a_time(compiled, kind, compressor, dtype):
+    """A thread has 32 elements of a whole tile: their bytes over 16, of each tensor and each wire."""
+    counts = accesses(compiled(kind, compressor, dtype).asm["ptx"])
+    dense, codes = (4 if dtype == "bf16" else 8), (2 if compressor == "int8" else 1)
+    loads = {"compress": dense, "decompress": codes, "middle": dense + codes}[kind]
+    stores = {"compress": codes, "decompress": dense, "middle": dense + codes}[kind]
+    assert wide(counts, "ld") >= loads, counts
+    assert wide(counts, "st") >= stores, counts
+
+
+@pytest.mark.parametrize(("kind", "compressor", "dtype"), CASES)
+@pytest.mark.parametrize("one", [True, False])
+def test_nothing_spills(compiled, kind, compressor, dtype, one, tmp_path):
+    kernel = compiled(kind, compressor, dtype, True, one)
+    registers, stack = resources(kernel, tmp_path)
+    assert stack == 0 and registers <= 128, (registers, stack)
+    assert not re.search(r"\.local|ld\.local|st\.local", kernel.asm["ptx"])
+
+
+@pytest.mark.parametrize(("kind", "compressor", "dtype"), CASES)
+def test_arithmetic_is_the_reference_s(compiled, kind, compressor, dtype):
+    ptx = compiled(kind, compressor, dtype).asm["ptx"]
+    assert "fma.rn.f32" not in ptx
+    assert not re.search(r"\b(div\.full|div\.approx|rcp\.approx|sqrt\.approx)", ptx)
+    assert ".ftz" not in ptx
+
+
+def test_unaligned_tensors_have_a_kernel_of_their_own(compiled):
+    counts = accesses(compiled("middle", "int8", "bf16", False).asm["ptx"])
+    # The wire keeps its alignment: only the tensors are read and written element by element.
+    assert wide(counts, "ld") >= 2 and wide(counts, "st") >= 2
+    assert counts["ld.b16"] >= 32 and counts["st.b16"] >= 32
+
+
+def test_whole_tiles_take_no_masks(compiled):
+    """Predicated global accesses belong to the small tiles, of which a thread has 8 elements."""
+    ptx = compiled("compress", "int4", "bf16").asm["ptx"]
+    assert len(re.findall(r"@%p\d+ ld\.global", ptx)) < 32

@@ -1,0 +1,14 @@
+# expect E501 dtype=f32
+compressor only_bf16(group: int = 128) {
+  wire {
+    code  : s4[group]
+    scale : bf16
+  }
+  only bf16
+  nonfinite scale
+  compress(x) {
+    scale = up(max(abs(x)) / 7)
+    code  = quantize(x / nonzero(scale), -7, 7, nearest)
+  }
+  decompress { yield code * scale }
+}

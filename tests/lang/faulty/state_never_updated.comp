@@ -1,0 +1,12 @@
+# expect E403
+compressor state_never_updated(group: int = 128) {
+  state base : bf16 both
+  wire { code : s4[group]   scale : bf16 }
+  nonfinite scale
+  compress(x) {
+    let d = x - base
+    scale = up(max(abs(d)) / 7)
+    code  = quantize(d / nonzero(scale), -7, 7)
+  }
+  decompress { yield base + code * scale }
+}

@@ -1,0 +1,14 @@
+# expect E406
+compressor two_compress(group: int = 128) {
+  wire {
+    code  : s4[group]
+    scale : bf16
+  }
+  nonfinite scale
+  compress(x) {
+    scale = up(max(abs(x)) / 7)
+    code  = quantize(x / nonzero(scale), -7, 7, nearest)
+  }
+  compress(x) { }
+  decompress { yield code * scale }
+}

@@ -1,0 +1,25 @@
+# expect E202
+compressor two_of_one_name(group: int = 128) {
+  wire {
+    code  : s4[group]
+    scale : bf16
+  }
+  nonfinite scale
+  compress(x) {
+    scale = up(max(abs(x)) / 7)
+    code  = quantize(x / nonzero(scale), -7, 7, nearest)
+  }
+  decompress { yield code * scale }
+}
+compressor two_of_one_name(group: int = 128) {
+  wire {
+    code  : s4[group]
+    scale : bf16
+  }
+  nonfinite scale
+  compress(x) {
+    scale = up(max(abs(x)) / 7)
+    code  = quantize(x / nonzero(scale), -7, 7, nearest)
+  }
+  decompress { yield code * scale }
+}

@@ -1,0 +1,14 @@
+# expect E216
+compressor unknown_basis(group: int = 128) {
+  basis fourier(32)
+  wire {
+    code  : s4[group]
+    scale : bf16
+  }
+  nonfinite scale
+  compress(x) {
+    scale = up(max(abs(x)) / 7)
+    code  = quantize(x / nonzero(scale), -7, 7, nearest)
+  }
+  decompress { yield code * scale }
+}

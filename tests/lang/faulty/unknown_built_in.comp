@@ -1,0 +1,13 @@
+# expect E201
+compressor unknown_built_in(group: int = 128) {
+  wire {
+    code  : s4[group]
+    scale : bf16
+  }
+  nonfinite scale
+  compress(x) {
+    scale = up(max(abs(x)) / 7)
+    code  = quantize(x / non_zero(scale), -7, 7, nearest)
+  }
+  decompress { yield code * scale }
+}

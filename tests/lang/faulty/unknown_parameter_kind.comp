@@ -1,0 +1,13 @@
+# expect E216
+compressor unknown_parameter_kind(group: integer = 128) {
+  wire {
+    code  : s4[group]
+    scale : bf16
+  }
+  nonfinite scale
+  compress(x) {
+    scale = up(max(abs(x)) / 7)
+    code  = quantize(x / nonzero(scale), -7, 7, nearest)
+  }
+  decompress { yield code * scale }
+}

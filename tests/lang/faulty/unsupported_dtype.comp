@@ -1,0 +1,14 @@
+# expect E407
+compressor unsupported_dtype(group: int = 128) {
+  wire {
+    code  : s4[group]
+    scale : bf16
+  }
+  only fp16
+  nonfinite scale
+  compress(x) {
+    scale = up(max(abs(x)) / 7)
+    code  = quantize(x / nonzero(scale), -7, 7, nearest)
+  }
+  decompress { yield code * scale }
+}

@@ -1,0 +1,85 @@
+"""Ranks that differ, die or stay away."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from coccl_dsl import BindError, CollectiveError, CollectiveTimeout
+from coccl_dsl.pipeline import compile_text, load
+
+
+def expect(words: list[str], kinds, call) -> None:
+    began = time.monotonic()
+    try:
+        call()
+    except kinds as e:
+        missing = [w for w in words if w not in str(e)]
+        assert not missing, f"{missing} not in: {e}"
+        assert time.monotonic() - began < 20
+        return
+    raise AssertionError("nothing was raised")
+
+
+def differ(rank: int) -> None:
+    c = load("two_shot")
+    x = torch.ones(1000)
+    expect(["compressors", "ranks [1]"], BindError, lambda: c.bind(like=x, q="int8" if rank == 0 else "int8(group=64)"))
+    expect(["capacity", "ranks [1]"], BindError, lambda: c.bind(like=x, capacity=1000 + rank))
+    expect(["`op` differs"], BindError, lambda: c.bind(like=x, op="sum" if rank == 0 else "avg"))
+    expect(["dtype"], BindError, lambda: c.bind(like=x if rank == 0 else x.bfloat16()))
+    text = c.source.text.replace("collective two_shot", "collective two_shot" if rank == 0 else "# changed\ncollective two_shot")
+    expect(["collective"], BindError, lambda: compile_text(text, "two_shot.coll").bind(like=x))
+    expect(["rank 1", "no_such"] if rank == 0 else ["no_such"], BindError, lambda: c.bind(like=x, **({"no_such": 1} if rank == 1 else {})))
+    y = c.bind(like=x)(x)
+    assert y.shape == x.shape
+    print("agreed to disagree")
+
+
+def dead(rank: int) -> None:
+    op = load("ring").bind(like=torch.ones(3000))
+    op(torch.ones(3000))
+    if rank == 2:
+        os._exit(0)
+    expect(["step", "rank"], CollectiveError, lambda: [op(torch.ones(3000)) for _ in range(3)])
+    expect(["step"], CollectiveError, lambda: op(torch.ones(3000)))
+    print("named")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def missing(rank: int) -> None:
+    op = load("two_shot").bind(like=torch.ones(3000))
+    if rank == 1:
+        time.sleep(8)
+        os._exit(0)
+    expect(["step 0", "rank 1"], CollectiveTimeout, lambda: op(torch.ones(3000)))
+    print("named")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def unbound(rank: int) -> None:
+    if rank == 1:
+        time.sleep(8)
+        os._exit(0)
+    expect(["[1]", "did not bind"], BindError, lambda: load("two_shot").bind(like=torch.ones(10)))
+    print("named")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def main(what: str) -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=3 if what in ("missing", "unbound") else 10))
+    {"differ": differ, "dead": dead, "missing": missing, "unbound": unbound}[what](dist.get_rank())
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
