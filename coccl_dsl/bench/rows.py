@@ -18,10 +18,21 @@ from .cases import bus_factor, native, ours, shape_of
 from .timing import Timed, buffer_sets, eager, graphed, measure
 
 
+# Bytes a microsecond that a device copy moves, read and written (facts/measured.md: 4.2 - 4.3 TB/s).
+COPY_RATE = 4.2e6
+
+
+def opened_bytes(kind: str, size: int, wire: int, world: int) -> int:
+    """Bytes that the last decompress of a call reads and writes: what nothing hides when there is one slice."""
+    share = {"all_reduce": (world - 1) / world, "reduce_scatter": 2 / world, "send_recv": 1.0}.get(kind, 1.0)
+    return int(size * share + wire / (2 if kind == "all_reduce" else 1))
+
+
 @dataclass
 class Row:
     """Times in microseconds, bandwidths in GB/s. ratio: NCCL's time over ours, median of the repeats; ceiling: what the wire's volume allows
-    at NCCL's own rate; share: ratio / ceiling; floor_us: wire bytes one way at the link's rate, plus 15 us (design/runtime.md)."""
+    at NCCL's own rate; share: ratio / ceiling; floor_us: wire bytes one way at the link's rate, plus 15 us, plus the last decompress at the
+    copy rate where one slice hides nothing (design/runtime.md)."""
 
     collective: str
     algorithm: str
@@ -156,7 +167,11 @@ def _row(op: Op, collective: Collective, codec, compressor: str, dtype: str, siz
     ratio = statistics.median(b / a for a, b in zip(sides[0].us, sides[1].us, strict=True))
     ceiling = TORCH[dtype].itemsize * 8 / bits_per_value(codec)
     wire = int(size * bus_factor(collective.kind, world) / ceiling)
-    floor = wire / (max(link, 335.0) * 1e3) + 15 if op.transport.name == "symm" else None
+    floor = None
+    if op.transport.name == "symm":
+        floor = wire / (max(link, 335.0) * 1e3) + 15
+        if op.settings.depth == 1:
+            floor += opened_bytes(collective.kind, size, wire, world) / COPY_RATE
     algbw = size / us / 1e3
     right = same and equal is not False
     return Row(

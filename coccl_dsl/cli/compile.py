@@ -8,12 +8,16 @@ import sys
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import pipeline
 from ..diagnostics import CompileError
 from ..lang.files import find, is_file, library, read
 from ..pipeline import Collective, World
 from ..wire.codec import DTYPES
+
+if TYPE_CHECKING:
+    from .show import Facts
 
 EMITS = ("ast", "plan", "json", "triton", "ptx", "wire")
 DEFAULT_RANKS = 4
@@ -161,17 +165,21 @@ def world_of(collective: Collective, args: argparse.Namespace) -> World:
 
 
 def _collective(target: Target, args: argparse.Namespace, settings: dict[str, str]) -> int:
-    from . import emit, show
+    from . import show
 
     collective = load(target, settings)
     if args.emit == "ast":
-        print(emit.ast_text(collective.syntax))
+        from .emit import ast_text
+
+        print(ast_text(collective.syntax))
         return 0
     dtype = args.dtype or ("f32" if args.run else "bf16")
     world = world_of(collective, args)
     if args.emit == "wire":
+        from .emit import print_wire
+
         for name, codec in collective.program(dtype).codecs.items():
-            emit.print_wire(name, codec)
+            print_wire(name, codec)
         return 0
     given = args.ranks or args.mesh
     if args.check:
@@ -192,11 +200,13 @@ def _collective(target: Target, args: argparse.Namespace, settings: dict[str, st
     if args.explain:
         show.print_steps(facts)
     elif args.emit:
-        emit.print_form(args.emit, collective, facts)
+        from .emit import print_form
+
+        print_form(args.emit, collective, facts)
     else:
         report = collective.check(dtype=dtype, op=args.op)
         show.print_summary(facts, report)
-        _write_module(collective, world, args.out)
+        _write_module(collective, facts, args.out)
     return 0
 
 
@@ -207,10 +217,11 @@ def _worlds(collective: Collective, world: World, dtype: str, given: bool) -> tu
     return (*worlds, world.sizes) if given and world.sizes not in worlds else worlds
 
 
-def _write_module(collective: Collective, world: World, folder: Path) -> None:
+def _write_module(collective: Collective, facts: Facts, folder: Path) -> None:
     from ..codegen.module import module_source
 
-    text = module_source(collective, world)
+    dtypes = (facts.plan.dtype, *(t for t in DTYPES if t != facts.plan.dtype))
+    text = module_source(collective, facts.world, dtypes=dtypes, trace=facts.trace)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{collective.name}.py"
     path.write_text(text, encoding="utf-8")

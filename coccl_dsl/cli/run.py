@@ -88,7 +88,10 @@ def _watch(job: Job, processes: list[subprocess.Popen[bytes]]) -> None:
         reasons: dict[str, list[int]] = {}
         for rank in failed:
             reasons.setdefault(_reason(job, rank, processes[rank].returncode), []).append(rank)
-        told = [f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {why}" for why, ranks in reasons.items()]
+        told = [
+            f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}: {why}"
+            for why, ranks in reasons.items()
+        ]
         raise RuntimeError("\n".join(["the run failed", *told]))
 
 

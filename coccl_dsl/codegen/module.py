@@ -8,12 +8,13 @@ The module needs no .coll or .comp file. It imports on a machine without Triton;
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
+from ..check.values import Trace
 from ..diagnostics import CompileError, Source
 from ..lang.parse import parse_coll, parse_comp
-from ..pipeline import Collective, World
+from ..pipeline import Collective, World, raw_codec
 from ..plan import show
 from ..plan.ops import Launch, Plan
 from ..wire.codec import DTYPES
@@ -53,11 +54,23 @@ def kernels_of(plans: Iterable[Plan]) -> Kernels:
     return made
 
 
-def plans_of(collective: Collective, world: World, dtype: str, compressors: dict[str, str] | None = None) -> list[Plan]:
-    """The plans of a world's ranks, of the first 32 in larger worlds. Raises CompileError."""
-    trace = collective.trace(world, dtype=dtype, compressors=compressors)
+def plans_of(
+    collective: Collective,
+    world: World,
+    dtype: str,
+    compressors: dict[str, str] | None = None,
+    trace: Trace | None = None,
+) -> list[Plan]:
+    """The plans of a world's ranks, of the first 32 in larger worlds. `trace`: of this world and dtype, if there is one. Raises CompileError."""
+    trace = trace or collective.trace(world, dtype=dtype, compressors=compressors)
     ranks = range(min(world.count, RANKS))
     return [collective.plan(world, r, dtype=dtype, compressors=compressors, trace=trace) for r in ranks]
+
+
+def _for_dtype(plans: list[Plan], collective: Collective, dtype: str, compressors: dict[str, str] | None) -> list[Plan]:
+    """The same plans for tensors of another dtype: signatures do not depend on it. Raises CompileError where a compressor does not take it."""
+    codecs = {**collective.program(dtype, compressors).codecs, "": raw_codec(dtype)}
+    return [replace(p, dtype=dtype, codecs={key: codecs[key] for key in p.codecs}) for p in plans]
 
 
 # ---------------------------------------------------------------- embedding texts
@@ -121,19 +134,25 @@ def module_source(
     collective: Collective,
     world: World,
     *,
-    dtypes: Iterable[str] = DTYPES,
+    dtypes: Sequence[str] = DTYPES,
     compressors: dict[str, str] | None = None,
+    trace: Trace | None = None,
 ) -> str:
-    """The module's text. Its kernels are those of the world's plans for each of `dtypes` that the compressors take.
+    """The module's text, with kernels for each of `dtypes` that the compressors take. `trace`: of this world and the first dtype, if there is one.
 
     Raises CompileError where the text does not prove for this world, NotImplementedError where a compressor cannot be generated.
     """
+    own: list[Plan] = []
     plans: list[Plan] = []
     problem: CompileError | None = None
     taken: list[str] = []
     for dtype in dtypes:
         try:
-            plans += plans_of(collective, world, dtype, compressors)
+            if own:
+                plans += _for_dtype(own, collective, dtype, compressors)
+            else:
+                own = plans_of(collective, world, dtype, compressors, trace if dtype == dtypes[0] else None)
+                plans += own
             taken.append(dtype)
         except CompileError as e:
             if set(e.codes) != {"E501"}:

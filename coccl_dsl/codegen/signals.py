@@ -1,10 +1,10 @@
-"""The kernels of the symm transport that move no data: signal peers, wait for peers. Triton, one program a peer, one launch an exchange.
+"""The kernels of the symm transport that move no data: signal peers, wait for peers. Triton, one program a row, one launch an exchange.
 
 Each wait polls a counter in this rank's own memory that only grows, so replays of a graph work without being reset. It gives up on an abort
 or at the deadline, writes which step and peer it was, and returns: a missing peer can neither hang the device nor kill the context.
 
-Row of the table (int64): address of the peer's counter to raise or 0; address of the own counter to wait for or 0; address of the number of
-waits so far (int32); peer; step.
+A row is: address of a peer's counter to raise or 0; address of the own counter to wait for or 0; address of the number of waits so far
+(int32); the peer waited for; the step. One row, the common case, is passed as arguments and not as a table: that saves a round trip to memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 ROW = 5
-# status words: [0] 0 or 1 + step, [1] peer, [2] the op's number, [3] waits so far
+# int32 words in pinned memory: [0] 0 or 1 + step, [1] peer, [2] the op's number, [3] waits so far
 STATUS = 4
 
 
@@ -37,14 +37,9 @@ def _volatile(pointer):
 
 
 @triton.jit
-def exchange(table, status, number, deadline_ns, LAG: tl.constexpr):
-    """grid (peers,), one warp. LAG: how many waits behind the number of calls to wait for: 0 for data, 1 for credits (the first call of an
-    op finds its memory unused)."""
-    row = table + tl.program_id(0) * 5
-    signal = tl.load(row)
-    wait = tl.load(row + 1)
+def _exchange(signal, wait, passed_address, peer, step, status, number, deadline_ns, LAG: tl.constexpr):
+    passed = passed_address.to(tl.pointer_type(tl.int32))
     # Loaded before the signal, whose release waits for the stores before it: the two then overlap.
-    passed = tl.load(row + 2).to(tl.pointer_type(tl.int32))
     target = tl.load(passed) + 1 - LAG
     if signal != 0:
         tl.atomic_add(signal.to(tl.pointer_type(tl.int32)), 1, sem="release", scope="sys")
@@ -62,10 +57,28 @@ def exchange(table, status, number, deadline_ns, LAG: tl.constexpr):
             seen = _acquire(flag)
         tl.store(passed, target + LAG)
         if seen - target < 0:
-            if tl.atomic_cas(status, 0, (tl.load(row + 4) + 1).to(tl.int32), sem="relaxed", scope="sys") == 0:
-                tl.store(status + 1, tl.load(row + 3).to(tl.int32))
+            if tl.atomic_cas(status, 0, (step + 1).to(tl.int32), sem="relaxed", scope="sys") == 0:
+                tl.store(status + 1, peer.to(tl.int32))
                 tl.store(status + 2, number)
                 tl.store(status + 3, target + LAG)
+
+
+@triton.jit
+def exchange_rows(table, status, number, deadline_ns, LAG: tl.constexpr):
+    """grid (rows,), one warp. LAG: how many waits behind the number of calls to wait for: 0 for data, 1 for credits (the first call of an
+    op finds its memory unused)."""
+    row = table + tl.program_id(0) * 5
+    signal, wait, passed = tl.load(row), tl.load(row + 1), tl.load(row + 2)
+    peer, step = tl.load(row + 3), tl.load(row + 4)
+    _exchange(signal, wait, passed, peer, step, status, number, deadline_ns, LAG)
+
+
+@triton.jit(do_not_specialize=["signal", "wait", "passed", "peer", "step"])
+def exchange_one(signal, wait, passed, peer, step, status, number, deadline_ns, LAG: tl.constexpr):
+    """The same for one row, given as arguments. grid (1,), one warp."""
+    _exchange(
+        signal.to(tl.int64), wait.to(tl.int64), passed.to(tl.int64), peer.to(tl.int64), step.to(tl.int64), status, number, deadline_ns, LAG
+    )
 
 
 @triton.jit

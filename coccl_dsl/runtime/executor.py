@@ -16,6 +16,10 @@ from ..plan.ops import Commit, Dense, Exchange, Fold, Launch, Plan, Remote, Stat
 from ..wire.layout import align, live_elements, wire_bytes
 from .cut import Cut, Piece, cut, largest_piece, piece
 from .dtypes import TORCH
+from .errors import CollectiveError
+
+# Counts whose tables are kept. A captured graph keeps the tables that it uses (see Executor.held).
+MAX_PREPARED = 256
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class Executor:
         self.fresh = True
         self.count: int | None = None
         self._prepared: dict[tuple[object, ...], _Prepared] = {}
+        self.held: dict[int, _Prepared] = {}
         size = self._lay_out()
         self.arena = memory(size) if memory is not None else torch.zeros(size, dtype=torch.uint8, device=device)
         self.remote: dict[tuple[int, Remote], Place] = {}
@@ -161,9 +166,15 @@ class Executor:
         key = (count, splits, first)
         found = self._prepared.get(key)
         if found is None:
-            if len(self._prepared) >= 64:
-                self._prepared.clear()
+            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise CollectiveError(
+                    f"`{self.plan.name}` was not called with {count} elements yet: call it once before the graph is captured"
+                )
+            if len(self._prepared) >= MAX_PREPARED:
+                del self._prepared[next(iter(self._prepared))]
             found = self._prepared[key] = self._prepare(count, splits, first)
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self.held.setdefault(id(found), found)
         return found
 
     def _prepare(self, count: int, splits: tuple[tuple[int, ...], tuple[int, ...]] | None, first: bool) -> _Prepared:

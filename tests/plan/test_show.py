@@ -45,7 +45,9 @@ def test_bytes_are_those_of_the_frames_that_are_sent():
 
 def test_trailing_chunks_that_are_empty_cost_nothing():
     assert show.sent_bytes(plan_of("two_shot", (4,)), 0) == (0, 0)
-    assert show.sent_bytes(plan_of("two_shot", (4,)), 100)[0] < wire_bytes(plan_of("two_shot", (4,)).codecs["q"], 100) * 6
+    assert (
+        show.sent_bytes(plan_of("two_shot", (4,)), 100)[0] < wire_bytes(plan_of("two_shot", (4,)).codecs["q"], 100) * 6
+    )
 
 
 def test_scratch_counts_whole_blocks_of_its_basis():
@@ -68,7 +70,8 @@ def test_the_summary_names_lossy_steps_where_they_are_known():
 
 
 @pytest.mark.parametrize(
-    ("sent", "plain", "told"), [(100, 200, "2.00x less"), (200, 100, "2.00x more"), (0, 0, "nothing is sent"), (1001, 1000, "the same")]
+    ("sent", "plain", "told"),
+    [(100, 200, "2.00x less"), (200, 100, "2.00x more"), (0, 0, "nothing is sent"), (1001, 1000, "the same")],
 )
 def test_ratios_are_told_in_words(sent, plain, told):
     assert show.ratio(sent, plain) == told

@@ -39,7 +39,8 @@ class Done:
 
 
 class _Lanes:
-    """Side streams on which slices take turns, forked from the caller's stream and joined to it."""
+    """One stream a level: slices pass through them in order, so the Folds of one level run while another slice's wires move. Later levels
+    have priority: what finishes a slice need not queue behind the stores of the next one. Forked from the caller's stream and joined to it."""
 
     def __init__(self, device: torch.device, count: int):
         self.caller = torch.cuda.current_stream(device)
@@ -47,8 +48,8 @@ class _Lanes:
         for s in self.streams:
             s.wait_stream(self.caller)
 
-    def of(self, slice: int) -> torch.cuda.Stream:
-        return self.streams[slice % len(self.streams)]
+    def of(self, level: int) -> torch.cuda.Stream:
+        return self.streams[min(level, len(self.streams) - 1)]
 
     def join(self) -> None:
         for s in self.streams:
@@ -59,10 +60,10 @@ _side: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 
 def side_streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
-    """The device's side streams, made once."""
+    """The device's side streams, made once, of rising priority (lower numbers come first)."""
     made = _side.setdefault(device, [])
     while len(made) < count:
-        made.append(torch.cuda.Stream(device))
+        made.append(torch.cuda.Stream(device, priority=-len(made)))
     return made[:count]
 
 
@@ -72,32 +73,44 @@ def drive(executor: Executor, transport: Transport, x: torch.Tensor, y: torch.Te
     executor.begin(count)
     prepared = executor.prepare(count, splits)
     transport.begin()
-    lanes = _Lanes(executor.device, transport.streams) if transport.streams and executor.depth > 1 else None
-    running = [executor.slice_steps(prepared, k, x, y) for k in range(executor.depth)]
-    pending: list[Pending | None] = [None] * len(running)
-    started, left = 0, len(running)
+    depth = executor.depth
+    lanes = None
+    if transport.streams and depth > 1:
+        lanes = _Lanes(executor.device, min(transport.streams, executor.plan.levels + 1))
+    running = [executor.slice_steps(prepared, k, x, y) for k in range(depth)]
+    pending: list[Pending | None] = [None] * depth
+    level = [0] * depth
+    alive = [True] * depth
 
-    def advance(k: int) -> bool:
-        """Run slice k up to its next exchange; False when it is complete."""
+    def advance(k: int) -> None:
+        """Run slice k up to its next exchange."""
         held = pending[k]
         if held is not None:
             held.wait()
         call = next(running[k], None)
         pending[k] = transport.post(call) if call is not None else None
-        return call is not None
+        alive[k] = call is not None
 
-    alive = [True] * len(running)
-    while left:
-        started = min(started + 1, len(running))
+    def advance_on(lanes: _Lanes, k: int) -> None:
+        """The same on the stream of slice k's level, ordered after what this rank did of the slice before."""
+        stream = lanes.of(level[k])
+        if level[k]:
+            before = lanes.of(level[k] - 1)
+            done = left[k]
+            if before is not stream and done is not None:
+                stream.wait_event(done)
+        with torch.cuda.stream(stream):
+            advance(k)
+            left[k] = stream.record_event()
+        level[k] += 1
+
+    left: list[torch.cuda.Event | None] = [None] * depth
+    started = 0
+    while any(alive):
+        started = min(started + 1, depth)
         for k in range(started):
-            if not alive[k]:
-                continue
-            if lanes is None:
-                alive[k] = advance(k)
-            else:
-                with torch.cuda.stream(lanes.of(k)):
-                    alive[k] = advance(k)
-            left -= not alive[k]
+            if alive[k]:
+                advance(k) if lanes is None else advance_on(lanes, k)
     if lanes is not None:
         lanes.join()
     transport.end()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -20,6 +21,7 @@ from ..executor import ExchangeCall
 from .base import Done, Pending, Transport
 
 CONTROL_ALIGN = 256
+CREDIT = -1
 
 
 def unavailable(device: torch.device) -> str:
@@ -52,7 +54,7 @@ class SymmTransport:
     """Over mapped memory of all ranks of `group`. `reserve` gives the arena; `open` must follow on all ranks before the first call."""
 
     name = "symm"
-    streams = 2
+    streams = 3
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str, levels: int, depth: int, timeout: timedelta, inner: Transport | None = None):
         self.group, self.device, self.what, self.inner = group, device, what, inner
@@ -66,9 +68,9 @@ class SymmTransport:
         self.seen = self.status.numpy()
         self.passed = torch.zeros(words, dtype=torch.int32, device=device)
         self.credits = Credits((), ())
-        self._launches: dict[tuple[int, int], object] = {}
+        self._launches: dict[tuple[int, int, bool, bool], Callable[[], None]] = {}
         self.number = 0
-        self.held: tuple[torch.Tensor, ...] = ()
+        self.tables: list[torch.Tensor] = []
 
     def describe(self) -> str:
         text = f"symm (mapped memory of {self.world} ranks; credits awaited from {list(self.credits.awaits) or 'nobody'})"
@@ -117,11 +119,11 @@ class SymmTransport:
         if self.inner is not None:
             self.inner.begin()
         if self.credits.awaits:
-            self._signal(-1, 0, (), self.credits.awaits)
+            self._signal(CREDIT, 0, (), self.credits.awaits)
 
     def end(self) -> None:
         if self.credits.grants:
-            self._signal(-2, 0, self.credits.grants, ())
+            self._signal(CREDIT, 0, self.credits.grants, ())
         if self.inner is not None:
             self.inner.end()
 
@@ -133,37 +135,50 @@ class SymmTransport:
             moved = self.inner.post(call)
         for here, there in call.copies:
             there.copy_(here, non_blocking=True)
-        if call.signals or call.waits:
+        if self.depth == 1:
             self._signal(call.level, call.slice, call.signals, call.waits)
-        return moved
+            return moved
+        # With slices the wait belongs to the stream of the next level, which `wait` runs on.
+        self._signal(call.level, call.slice, call.signals, ())
+        return _Waiting(self, call, moved)
 
     def _signal(self, level: int, slice: int, signals: tuple[int, ...], waits: tuple[int, ...]) -> None:
-        """level -1: wait for credits, -2: grant them."""
-        launch = self._launches.get((level, slice))
+        """level CREDIT: wait for credits, or grant them."""
+        if not signals and not waits:
+            return
+        key = (level, slice, bool(signals), bool(waits))
+        launch = self._launches.get(key)
         if launch is None:
-            launch = self._launches[level, slice] = self._prepare(level, slice, signals, waits)
-        launch()  # type: ignore[operator]
+            launch = self._launches[key] = self._prepare(level, slice, signals, waits)
+        launch()
 
-    def _prepare(self, level: int, slice: int, signals: tuple[int, ...], waits: tuple[int, ...]):
-        from ...codegen.signals import exchange
+    def _prepare(self, level: int, slice: int, signals: tuple[int, ...], waits: tuple[int, ...]) -> Callable[[], None]:
+        from ...codegen.signals import exchange_one, exchange_rows
+        from ...codegen.triton_launch import PinnedPointer, frozen
 
-        peers = list(dict.fromkeys((*signals, *waits)))
+        base = self.flags if level == CREDIT else (level * self.depth + slice) * self.world
+        step = self.levels if level == CREDIT else level
         rows = []
-        for p in peers:
-            mine = self.flags + self.rank if level < 0 else (level * self.depth + slice) * self.world + self.rank
-            theirs = self.flags + p if level < 0 else (level * self.depth + slice) * self.world + p
-            signal = self.peers[p].data_ptr() + 4 * mine if p in signals else 0
-            wait = self.block.data_ptr() + 4 * theirs if p in waits else 0
-            rows.append([signal, wait, self.passed.data_ptr() + 4 * theirs, p, level if level >= 0 else self.levels])
+        for i in range(max(len(signals), len(waits))):
+            signal = self.peers[signals[i]].data_ptr() + 4 * (base + self.rank) if i < len(signals) else 0
+            word = base + (waits[i] if i < len(waits) else self.rank)
+            wait = self.block.data_ptr() + 4 * word if i < len(waits) else 0
+            rows.append((signal, wait, self.passed.data_ptr() + 4 * word, waits[i] if i < len(waits) else self.rank, step))
+        rest = (PinnedPointer(self.status), self.number, self.deadline)
+        constants = {"LAG": int(level == CREDIT and bool(waits))}
+        if len(rows) == 1:
+            return frozen(exchange_one, 1, (*rows[0], *rest), constants, self.device)
         table = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        self.held = (*self.held, table)
-        grid, lag = (len(peers),), 1 if level == -1 else 0
-        status, number, deadline = self.status, self.number, self.deadline
-        from ...codegen.triton_launch import PinnedPointer
+        self.tables.append(table)
+        return frozen(exchange_rows, len(rows), (table, *rest), constants, self.device)
 
-        pinned = PinnedPointer(status)
 
-        def launch() -> None:
-            exchange[grid](table, pinned, number, deadline, LAG=lag, num_warps=1)
+class _Waiting:
+    """The waits of one level of one slice, launched on the stream that needs the wires."""
 
-        return launch
+    def __init__(self, transport: SymmTransport, call: ExchangeCall, moved: Pending):
+        self.transport, self.call, self.moved = transport, call, moved
+
+    def wait(self) -> None:
+        self.moved.wait()
+        self.transport._signal(self.call.level, self.call.slice, (), self.call.waits)
