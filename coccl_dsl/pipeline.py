@@ -245,6 +245,8 @@ class Collective:
         depth       slices in flight; else the first depth that the text's schedule names
         fuse        False runs every operation on its own: slower, the same bits
         backend     auto (Triton on CUDA, eager torch on the CPU), eager or triton
+        min_bytes   all_to_all: what goes to a peer is sent raw where it takes fewer bytes in the tensor's dtype
+        source, target, tag   send_recv in a group of any size: the peer's group rank, see `runtime/pair.py`; only two ranks bind
         any other   a compressor of the text, rebound: q="int8(group=512)"
 
         Raises BindError on all ranks when an argument is wrong on any, or the ranks differ in texts, parameters or versions.

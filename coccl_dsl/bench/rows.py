@@ -170,7 +170,7 @@ def _row(op: Op, collective: Collective, codec, compressor: str, dtype: str, siz
     floor = None
     if op.transport.name == "symm":
         floor = wire / (max(link, 335.0) * 1e3) + 15
-        if op.settings.depth == 1:
+        if op.slices == 1:
             floor += opened_bytes(collective.kind, size, wire, world) / COPY_RATE
     algbw = size / us / 1e3
     right = same and equal is not False
@@ -182,7 +182,7 @@ def _row(op: Op, collective: Collective, codec, compressor: str, dtype: str, siz
         size=size,
         mode=mode,
         transport=op.transport.name,
-        slices=op.settings.depth,
+        slices=op.slices,
         us=us if right else 0.0,
         spread=sides[0].spread,
         nccl_us=nccl,

@@ -79,12 +79,12 @@ def round_to(v: Tensor, type: str, how: str = "nearest", flush: bool = False) ->
     """The values that fields of `type` hold for `v`. float32 in and out, any shape, any device.
 
     type   f32, bf16, f16, e4m3, e5m2, e2m1 or e8m0
-    how    nearest (ties to even) or up (away from zero)
+    how    nearest (ties to even), up (away from zero) or down (towards -inf)
     flush  what is below 2^-126 after rounding becomes +0.0
 
     Finite values saturate at the largest finite value, Inf stays (types without Inf saturate it), NaN becomes the canonical NaN 0x7fc00000
-    (e2m1, which has none: 6.0). e8m0 holds powers of two: `up` is the smallest at least v, `nearest` turns at 1.5 (ties up), and
-    v <= 0 gives the smallest, 2^-127.
+    (e2m1, which has none: 6.0). e8m0 holds powers of two: `up` is the smallest at least v, `down` the largest at most v, `nearest` turns at
+    1.5 (ties up), and v <= 0 gives the smallest, 2^-127.
     """
     if type == "e8m0":
         return _power_of_two(v, how)
@@ -96,11 +96,17 @@ def round_to(v: Tensor, type: str, how: str = "nearest", flush: bool = False) ->
         tail = (1 << f.drop) - 1
         if how == "up":
             rounded = (magnitude + tail) & ~tail
+        elif how == "down":
+            rounded = (magnitude + (tail & bits >> 31)) & ~tail
         else:
             rounded = (magnitude + (tail >> 1) + (magnitude >> f.drop & 1)) & ~tail
     if f.low > -126:
         whole = _float(magnitude) * f.units
-        whole = (torch.ceil(whole) if how == "up" else torch.round(whole)) * (1.0 / f.units)
+        if how == "down":
+            whole = torch.where(bits < 0, torch.ceil(whole), torch.floor(whole))
+        else:
+            whole = torch.ceil(whole) if how == "up" else torch.round(whole)
+        whole = whole * (1.0 / f.units)
         rounded = torch.where(magnitude < f.low_bits, _bits(whole), rounded)
     rounded = rounded.clamp_max(f.largest_bits)
     if f.has_inf:
@@ -118,6 +124,9 @@ def _power_of_two(v: Tensor, how: str) -> Tensor:
     if how == "up":
         power = (magnitude + 0x7FFFFF) & ~0x7FFFFF
         least = magnitude <= 0x400000
+    elif how == "down":
+        power = magnitude & ~0x7FFFFF
+        least = magnitude < _SMALLEST_NORMAL
     else:
         power = (magnitude + 0x400000) & ~0x7FFFFF
         least = magnitude < 0x600000

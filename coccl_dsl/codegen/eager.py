@@ -218,7 +218,9 @@ class _Sender:
 class EagerBackend:
     """`launch.Backend` on any torch device: each Fold in turn, its sources left to right."""
 
-    def prepare(self, signature: Signature, folds: list[FoldArgs], context: OpContext) -> _EagerFolds:
+    def prepare(
+        self, signature: Signature, folds: list[FoldArgs], context: OpContext, programs: int | None = None
+    ) -> _EagerFolds:
         """Raises KeyError where the signature names a codec that the context lacks, ValueError where a codec's flag is not in
         `context.flag_names`."""
         return _EagerFolds(signature, folds, context)

@@ -4,7 +4,7 @@ An array node is a tensor [frames, groups, length], a group node [frames, groups
 what `spread` says. Torch operations that may approximate, contract, or leave an order open (rsqrt, addcmul, sum, division by a host number)
 are not used. Where the table leaves a case open: -0.0 is smaller than 0.0 in minima and maxima; an index out of range reads 0 and writes
 nothing; shifts by less than 0 or more than 31 and integer division by 0 give 0; to_i32 saturates and takes NaN to 0. An array of another
-length than the group's is live throughout.
+length than the group's is live throughout, and so is a whole one.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class Batch:
     def iota(self, length: int) -> Tensor:
         return torch.arange(length, dtype=torch.int32, device=self.device).view(1, 1, length)
 
-    def masked(self, v: Tensor, neutral: float | int | bool) -> Tensor:
-        """`v` with `neutral` where it is an element of the group that does not exist."""
-        if self.live is None or v.shape[-1] != self.codec.group:
+    def masked(self, v: Tensor, neutral: float | int | bool, whole: bool = False) -> Tensor:
+        """`v` with `neutral` where it is an element of the group that does not exist; a whole array as it is."""
+        if self.live is None or v.shape[-1] != self.codec.group or whole:
             return v
         return torch.where(self.live, v, torch.full((), neutral, dtype=v.dtype, device=v.device))
 
@@ -226,8 +226,8 @@ def tree_sum(v: Tensor) -> Tensor:
     return v
 
 
-def _group_sum(b: Batch, v: Tensor) -> Tensor:
-    return tree_sum(b.masked(v, 0.0))
+def _group_sum(b: Batch, n: Node, a: list[Tensor]) -> Tensor:
+    return tree_sum(b.masked(a[0], 0.0, n.args[0].whole))
 
 
 def _extreme(v: Tensor, largest: bool) -> Tensor:
@@ -235,28 +235,28 @@ def _extreme(v: Tensor, largest: bool) -> Tensor:
     return _float(_ordered(key.amax(-1, keepdim=True) if largest else key.amin(-1, keepdim=True)))
 
 
-def _group_extreme(b: Batch, v: Tensor, largest: bool) -> Tensor:
-    return _extreme(b.masked(v, math.nan), largest)
+def _group_extreme(b: Batch, n: Node, v: Tensor, largest: bool) -> Tensor:
+    return _extreme(b.masked(v, math.nan, n.args[0].whole), largest)
 
 
 def _frame_extreme(largest: bool) -> _Op:
     def run(b: Batch, n: Node, a: list[Tensor]) -> Tensor:
-        per_group = _group_extreme(b, a[0], largest) if n.args[0].scope == "array" else a[0]
+        per_group = _group_extreme(b, n, a[0], largest) if n.args[0].scope == "array" else a[0]
         return _extreme(per_group.transpose(1, 2), largest)
 
     return run
 
 
 def _frame_sum(b: Batch, n: Node, a: list[Tensor]) -> Tensor:
-    per_group = _group_sum(b, a[0]) if n.args[0].scope == "array" else a[0]
+    per_group = _group_sum(b, n, a) if n.args[0].scope == "array" else a[0]
     missing = FRAME // b.codec.group - b.groups
     return tree_sum(torch.nn.functional.pad(per_group.transpose(1, 2), (0, missing)))
 
 
 def _argmax(b: Batch, n: Node, a: list[Tensor]) -> Tensor:
     v = a[0]
-    best = _group_extreme(b, v, True)
-    found = b.masked(v == best, False)
+    best = _group_extreme(b, n, v, True)
+    found = b.masked(v == best, False, n.args[0].whole)
     length = v.shape[-1]
     first = torch.where(found, b.iota(length), length).amin(-1, keepdim=True)
     return torch.where(first == length, 0, first).to(torch.int32)
@@ -264,7 +264,7 @@ def _argmax(b: Batch, n: Node, a: list[Tensor]) -> Tensor:
 
 def _top(b: Batch, n: Node, a: list[Tensor]) -> Tensor:
     v = a[0]
-    real = b.masked(~torch.isnan(v), False)
+    real = b.masked(~torch.isnan(v), False, n.args[0].whole)
     # Adding 0.0 makes -0.0 tie with 0.0.
     key = torch.where(real, _ordered(v + 0.0).to(torch.int64), -(1 << 32))
     order = torch.sort(key, dim=-1, descending=True, stable=True).indices[..., : n.attr[0]]
@@ -273,7 +273,7 @@ def _top(b: Batch, n: Node, a: list[Tensor]) -> Tensor:
 
 
 def _first(b: Batch, n: Node, a: list[Tensor]) -> Tensor:
-    cond, k = b.masked(a[0], False), n.attr[0]
+    cond, k = b.masked(a[0], False, n.args[0].whole), n.attr[0]
     length = cond.shape[-1]
     where = torch.where(cond, b.iota(length), length)
     found = torch.sort(where, dim=-1).values[..., :k]
@@ -376,11 +376,11 @@ _OPS: dict[str, _Op] = {
     "from_bits": _plain(_float),
     "exponent": _exponent,
     "ldexp": _ldexp,
-    "rmax": lambda b, n, a: _group_extreme(b, a[0], True),
-    "rmin": lambda b, n, a: _group_extreme(b, a[0], False),
-    "rsum": lambda b, n, a: _group_sum(b, a[0]),
-    "rany": lambda b, n, a: b.masked(a[0], False).any(-1, keepdim=True),
-    "rall": lambda b, n, a: b.masked(a[0], True).all(-1, keepdim=True),
+    "rmax": lambda b, n, a: _group_extreme(b, n, a[0], True),
+    "rmin": lambda b, n, a: _group_extreme(b, n, a[0], False),
+    "rsum": _group_sum,
+    "rany": lambda b, n, a: b.masked(a[0], False, n.args[0].whole).any(-1, keepdim=True),
+    "rall": lambda b, n, a: b.masked(a[0], True, n.args[0].whole).all(-1, keepdim=True),
     "argmax": _argmax,
     "at": _at,
     "put": _put,

@@ -94,4 +94,8 @@ class Prepared(Protocol):
 
 
 class Backend(Protocol):
-    def prepare(self, signature: Signature, folds: list[FoldArgs], context: OpContext) -> Prepared: ...
+    def prepare(
+        self, signature: Signature, folds: list[FoldArgs], context: OpContext, programs: int | None = None
+    ) -> Prepared:
+        """programs: run as at most so many programs, to leave room for other kernels; no bit depends on it."""
+        ...

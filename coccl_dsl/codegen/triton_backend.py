@@ -43,7 +43,9 @@ class TritonBackend:
     def __init__(self, kernels: Mapping[str, Any] | None = None):
         self.kernels = dict(kernels or {})
 
-    def prepare(self, signature: Signature, folds: list[FoldArgs], context: OpContext) -> _TritonFolds:
+    def prepare(
+        self, signature: Signature, folds: list[FoldArgs], context: OpContext, programs: int | None = None
+    ) -> _TritonFolds:
         """Build the launch's table and compile what it needs.
 
         Raises KeyError where the signature names a codec that the context lacks, NotImplementedError where a codec uses an operation that
@@ -55,23 +57,30 @@ class TritonBackend:
             function = self.kernels[key] = _function(
                 kernel_source(signature, context.dtype, context.codecs, context.factor is not None)
             )
-        return _TritonFolds(function, signature, folds, context)
+        return _TritonFolds(function, signature, folds, context, programs)
 
 
 class _TritonFolds:
     """One launch, ready to run."""
 
-    def __init__(self, function: Any, signature: Signature, folds: list[FoldArgs], context: OpContext):
+    def __init__(
+        self, function: Any, signature: Signature, folds: list[FoldArgs], context: OpContext, programs: int | None
+    ):
         self.device = context.rng.device
         shape = tiling(signature, context.codecs)
         rows = _Rows(row_of(signature, context.codecs), signature, folds, context)
         self.table = torch.tensor(rows.values, dtype=torch.int64).to(self.device)
-        self.programs = max(shape.programs(f.length) for f in folds)
+        needed = max(shape.programs(f.length) for f in folds)
         self.folds = len(folds)
+        self.programs = min(needed, max(1, programs // self.folds)) if programs else needed
         self.context = context
         self.aligned = rows.aligned
         # The kernel's constants but ALIGNED, in its order.
-        one = {"ONE_WIRE": all(len(f.wires) <= 1 for f in folds), "ONE_PLACE": all(len(f.places) == 1 for f in folds)}
+        one = {
+            "ONE_WIRE": all(len(f.wires) <= 1 for f in folds),
+            "ONE_PLACE": all(len(f.places) == 1 for f in folds),
+            "LOOP": self.programs < needed,
+        }
         fixed = (rows.size, rows.places_at, float(context.factor if context.factor is not None else 1.0))
         if knobs.runtime.interpret:
             self.run = self._interpreted(function, fixed, one, shape)

@@ -263,7 +263,7 @@ class Printer:
     def _masked(self, v: Node, neutral: str) -> str:
         """`v`, an array, with `neutral` where elements do not exist."""
         text = self._names[id(v)]
-        if v.length == self.codec.group:
+        if v.length == self.codec.group and not v.whole:
             return f"{text} if FULL else tl.where({self.leaves['live', '']}, {text}, {neutral})"
         if width(v.length) != v.length:
             return f"tl.where(groups.columns({width(v.length)}) < {v.length}, {text}, {neutral})"
@@ -271,7 +271,7 @@ class Printer:
 
     def _live(self, v: Node) -> str:
         """bool [G, P] (or broadcastable): which elements of `v` exist."""
-        if v.length == self.codec.group:
+        if v.length == self.codec.group and not v.whole:
             return self.leaves["live", ""]
         return f"(groups.columns({width(v.length)}) < {v.length})"
 
@@ -340,6 +340,8 @@ class Printer:
         kind, how, flush = node.attr
         if node.scope == "array" and how == "nearest" and not flush:
             return f'lib.nearest({self._tensor_arg(node, 0)}, "{kind}")'
+        if how == "down":
+            return f'lib.round_down({self._tensor_arg(node, 0)}, "{kind}", {flush})'
         plain = ", True" if _plain(node.args[0]) else ""
         return f'lib.round_to({self._tensor_arg(node, 0)}, "{kind}", {how == "up"}, {flush}{plain})'
 

@@ -166,6 +166,28 @@ def round_to(v, TYPE: tl.constexpr, UP: tl.constexpr, FLUSH: tl.constexpr, PLAIN
 
 
 @triton.jit
+def round_down(v, TYPE: tl.constexpr, FLUSH: tl.constexpr):
+    """casts.round_to towards -inf: what `up` gives where v is negative, and the largest value up to v elsewhere."""
+    up = round_to(v, TYPE, True, FLUSH)
+    bits = as_int(v)
+    if TYPE == "e8m0":
+        power = tl.minimum(tl.maximum(bits & -0x800000, 0x400000), 0x7F000000)
+        return tl.where(bits >= 0, tl.where(bits > _INF, up, as_float(power)), up)
+    else:
+        MANTISSA: tl.constexpr = _format(TYPE, 1)
+        LOW: tl.constexpr = _format(TYPE, 2)
+        below = bits & -(1 << (23 - MANTISSA))
+        if LOW > -126:
+            UNIT: tl.constexpr = 2.0 ** (LOW - MANTISSA)
+            small = tl.floor(as_float(tl.minimum(bits, (LOW + 127) << 23)) * (1.0 / UNIT)) * UNIT
+            below = tl.where(bits < ((LOW + 127) << 23), as_int(small), below)
+        below = tl.minimum(below, _format(TYPE, 3))
+        if FLUSH:
+            below = tl.where(below < 0x800000, 0, below)
+        return tl.where((bits >= 0) & (bits < _INF), as_float(below), up)
+
+
+@triton.jit
 def to_bits16(v, TYPE: tl.constexpr):
     """int16 bits of `v` rounded to bf16 or f16: nearest even, finite values saturate, canonical NaN."""
     if INTERPRET:

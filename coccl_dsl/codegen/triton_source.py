@@ -16,7 +16,7 @@ A launch runs a grid of (tiles of the longest piece, folds). Each fold is a row 
 
 Counts of wires and places differ from row to row; all rows of a launch have room for the largest, so that `row_size` and `places_at` (the
 column of the first place) are arguments, and an address is one load away from its row. Thus one kernel serves any world size. Variants, as
-constants: ONE_WIRE, ONE_PLACE for launches whose folds open one wire, or write one place, each (no loops, which lets Triton lay values out as
+constants: LOOP for launches of fewer programs than tiles, ONE_WIRE, ONE_PLACE for launches whose folds open one wire, or write one place, each (no loops, which lets Triton lay values out as
 the wire is and takes fewer registers), and ALIGNED, which promises that x and y are 16-byte aligned wherever the table's offsets point.
 
 A tile is elements of one frame, and whole tiles (FULL) take no masks. What is left of a piece after its whole tiles is cut into small ones,
@@ -44,7 +44,7 @@ import triton.language as tl
 from coccl_dsl.codegen import triton_groups as groups
 from coccl_dsl.codegen import triton_lib as lib
 """
-VARIANTS = ("ALIGNED", "ONE_WIRE", "ONE_PLACE")
+VARIANTS = ("ALIGNED", "ONE_WIRE", "ONE_PLACE", "LOOP")
 ARGUMENTS = ("x", "y", "table", "row_size", "places_at", "factor", "rng", "version", "flags")
 FIXED = 5
 
@@ -494,13 +494,14 @@ class _Kernel:
         constants = ", ".join(VARIANTS)
         tile, small = self.tiling.tile, self.tiling.small
         o.add(f"whole = length // {tile}", "program = tl.program_id(0).to(tl.int64)")
-        o.add("if program < whole:")
-        o.add(f"    FOLD_tile(row, program * {tile}, length, {arguments}, {constants}, {tile}, True)")
-        o.add("else:", f"    first = whole * {tile} + (program - whole) * {small}")
-        o.add(
-            "    if first < length:",
-            f"        FOLD_tile(row, first, length, {arguments}, {constants}, {small}, False)",
-        )
+        full = f"FOLD_tile(row, program * {tile}, length, {arguments}, {constants}, {tile}, True)"
+        rest = f"FOLD_tile(row, first, length, {arguments}, {constants}, {small}, False)"
+        first = f"first = whole * {tile} + (program - whole) * {small}"
+        o.add("if LOOP:", "    step = tl.num_programs(0)", "    while program < whole:")
+        o.add(f"        {full}", "        program += step", f"    {first}", "    while first < length:")
+        o.add(f"        {rest}", f"        first += step * {small}")
+        o.add("else:", "    if program < whole:", f"        {full}", "    else:", f"        {first}")
+        o.add("        if first < length:", f"            {rest}")
         o.depth -= 1
 
 

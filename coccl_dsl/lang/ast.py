@@ -302,9 +302,13 @@ class Dtypes:
 
 @dataclass(frozen=True)
 class Flag:
+    """flag NAME [code FIELD = N] when TEST: `field` and `code` tell a flagged group where NaN and Inf pass."""
+
     span: Span
     name: str
     test: Expr
+    field: str | None = None
+    code: Expr | None = None
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,8 @@ class _Resolver(Expressions):
                     message = f"`{item.compressor}` is no compressor of this collective"
                     raise self.error("E201", message, item.compressor_span, help=help)
                 dims = tuple(self.uniform(d, self.top, "a number of places") for d in item.dims)
-                self.declare(self.top, item.name, self.var(item.name, Type(q.name), dims, item.span), item.span)
+                type = Type(q.name, q.codec.basis if q.codec else 0)
+                self.declare(self.top, item.name, self.var(item.name, type, dims, item.span), item.span)
 
     def buffer(self, b: ast.Buffer) -> None:
         basis = 0

@@ -1,8 +1,8 @@
 """The Plan: what one rank does, as data. Made by lower, fuse and schedule; printed, verified, run by the executor.
 
 A plan depends on texts, parameters, world, dtype and op, never on lengths: chunks are named by their *extent* (which input chunk of the
-collective), and each call turns extents into lengths. There are three things to do: a `Launch` of Folds of one signature, an `Exchange` of
-wires (one level of sends), and `Commit` (states written during the call become current).
+collective), and each call turns extents into lengths. There are four things to do: a `Launch` of Folds of one signature, an `Exchange` of
+wires (one level of sends), a `Copy` of chunks that stay as they are, and `Commit` (states written during the call become current).
 
     y     = sum of dense sources, in order, then of opened wires, in order           float32, left to right, in one basis
     w     = close(out codec, y)
@@ -97,11 +97,6 @@ class Fold:
             tuple((s.place.role, s.place.basis, s.opened) for s in self.sinks),
         )
 
-    @property
-    def identity(self) -> bool:
-        """Copies an untouched input to an output: nothing to do when the two are one tensor and the op has no factor."""
-        return not self.opened and self.wire is None and len(self.dense) == 1 and self.dense[0].role == "input"
-
 
 @dataclass(frozen=True)
 class Signature:
@@ -156,11 +151,19 @@ class Exchange:
 
 
 @dataclass(frozen=True)
+class Copy:
+    """Input chunks that are output chunks as they are: (input, output) pairs, copied bit for bit, beside everything else. Nothing is done
+    where the two are one place."""
+
+    pairs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
 class Commit:
     """States written during the call become current. Last, and only in plans with state."""
 
 
-Step = Launch | Exchange | Commit
+Step = Launch | Exchange | Copy | Commit
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ..wire.codec import Codec
 from .fuse import Fused, Unit, fuse
 from .lower import Line, lower
 from .place import place
-from .ops import Buffers, Commit, Exchange, Fold, Launch, Plan, ScratchInfo, StateRef, Step, Transfer, WireInfo
+from .ops import Buffers, Commit, Copy, Exchange, Fold, Launch, Plan, ScratchInfo, StateRef, Step, Transfer, WireInfo
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,21 @@ def _exchange(line: Line, level: int) -> Exchange:
     return Exchange(level, sends, recvs)
 
 
-def _steps(line: Line, fused: Fused) -> list[Step]:
-    placed = _place(fused, line.levels)
-    steps: list[Step] = []
+def _copied(u: Unit, buffers: Buffers) -> tuple[int, int] | None:
+    """(input, output) where the unit does nothing but hand an input chunk on, and no other input stands at the output's place."""
+    f = u.fold
+    if f.opened or f.wire is not None or len(f.dense) != 1 or len(f.sinks) != 1 or f.dense[0].role != "input":
+        return None
+    source, place = f.dense[0].index, f.sinks[0].place
+    if place.role != "output" or buffers.aliases[place.index] not in (-1, source):
+        return None
+    return source, place.index
+
+
+def _steps(line: Line, fused: Fused, buffers: Buffers, scaled: bool) -> list[Step]:
+    copies = {} if scaled else {i: c for i, u in enumerate(fused.units) if (c := _copied(u, buffers)) is not None}
+    placed = [p for i, p in enumerate(_place(fused, line.levels)) if i not in copies]
+    steps: list[Step] = [Copy(tuple(copies.values()))] if copies else []
     for time in range(line.levels + 1):
         steps += _launches(placed, time)
         if time < line.levels:
@@ -160,7 +172,7 @@ def make_plan(program: Program, trace: Trace, rank: int, raw: Codec, op: str = "
     alone: set[int] = set()
     while True:
         fused = fuse(line, both=both, stateful=stateful, split_output=split, alone=frozenset(alone), apart=apart)
-        steps = _steps(line, fused)
+        steps = _steps(line, fused, buffers, op != "sum")
         early = _early_writes(steps, buffers)
         if early <= alone:
             break

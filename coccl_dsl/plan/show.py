@@ -18,7 +18,7 @@ from typing import Any
 from ..runtime.cut import cut
 from ..wire.codec import TYPES, Codec
 from ..wire.layout import bits_per_value, wire_bytes
-from .ops import SCHEMA, Dense, Exchange, Fold, Launch, Plan, Remote, StateRef, Transfer
+from .ops import SCHEMA, Copy, Dense, Exchange, Fold, Launch, Plan, Remote, StateRef, Transfer
 
 # Elements of a call that byte counts are given for, unless said otherwise.
 COUNT = 1 << 20
@@ -153,6 +153,8 @@ def _step(plan: Plan, step: Any) -> Iterator[str]:
     elif isinstance(step, Exchange):
         yield f"step {step.level}"
         yield "    " + exchange_text(step)
+    elif isinstance(step, Copy):
+        yield "copy " + ", ".join(f"output[{o}] <- input[{i}]" for i, o in step.pairs)
     else:
         yield "commit: states written in this call become current"
 
@@ -259,6 +261,8 @@ def _step_json(step: Any) -> dict[str, Any]:
         receives = [{"from": t.peer, "wires": list(t.wires), "direct": t.direct} for t in step.recvs]
         copies = [{"wire": w, **_remote_json(r)} for w, r in step.copies]
         return {"do": "exchange", "level": step.level, "sends": sends, "receives": receives, "copies": copies}
+    if isinstance(step, Copy):
+        return {"do": "copy", "pairs": [{"input": i, "output": o} for i, o in step.pairs]}
     return {"do": "commit"}
 
 

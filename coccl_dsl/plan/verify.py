@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .ops import Commit, Exchange, Launch, Plan
+from .ops import Commit, Copy, Exchange, Launch, Plan
 
 
 class PlanError(AssertionError):
@@ -91,6 +91,12 @@ def verify(plan: Plan) -> Plan:
             sent = {plan.wires[w].slot for t in step.sends if not t.direct for w in t.wires}
             got = [plan.wires[w].slot for t in step.recvs for w in t.wires]
             need(len(got) == len(set(got)) and not sent & set(got), "a level receives into memory that it sends from")
+        elif isinstance(step, Copy):
+            for source, i in step.pairs:
+                need(i not in written, f"output {i} is written twice")
+                need(plan.buffers.outputs[i] == plan.buffers.inputs[source], f"output {i} is another chunk")
+                need(plan.buffers.aliases[i] in (-1, source), f"input {plan.buffers.aliases[i]} is overwritten by a copy")
+                written[i] = at
         else:
             need(isinstance(step, Commit) and step is plan.steps[-1], "the commit is last")
     return plan

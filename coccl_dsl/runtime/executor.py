@@ -7,12 +7,13 @@ resumes the generator when its wires are there. So the same code runs over every
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from ..codegen.launch import Backend, FoldArgs, OpContext, Place, Prepared, StatePlaces
-from ..plan.ops import Commit, Dense, Exchange, Fold, Launch, Plan, Remote, StateRef
+from ..pipeline import raw_codec
+from ..plan.ops import Commit, Copy, Dense, Exchange, Fold, Launch, Plan, Remote, StateRef, WireInfo
 from ..wire.layout import align, live_elements, wire_bytes
 from .cut import Cut, Piece, cut, largest_piece, piece
 from .dtypes import TORCH
@@ -52,9 +53,10 @@ class _State:
 
 @dataclass
 class _Prepared:
-    """One count, one set of codecs: prepared steps of every slice, in order."""
+    """One count, one set of codecs: prepared steps of every slice, in order. copies: (from, to, elements) in the input and the output."""
 
     cut: Cut
+    copies: list[tuple[int, int, int]]
     slices: list[list[Prepared | ExchangeCall]]
     commits: list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -72,14 +74,20 @@ class Executor:
         seed: int,
         depth: int = 1,
         memory: Callable[[int], torch.Tensor] | None = None,
+        far_programs: int | None = None,
+        min_bytes: int = 0,
     ):
+        """memory: gives the arena, of at least so many bytes. far_programs: launches that store into a peer's memory run as at most so many
+        programs (see `tuning`). min_bytes: chunks that take fewer bytes in the tensor's dtype go raw; both ends of a message see that from
+        the chunk's length alone, which they both know."""
         self.plan, self.backend, self.device, self.capacity, self.depth = plan, backend, device, capacity, depth
+        self.min_bytes, self.raw = min_bytes, raw_codec(plan.dtype)
         self.largest = cut(plan, capacity)
         self.flag_names = tuple(sorted({f for c in plan.codecs.values() for f in c.flags}))
         self.rng = torch.tensor([seed, 0], dtype=torch.int64, device=device)
         self.version = torch.zeros(1, dtype=torch.int32, device=device)
         self.flags = torch.zeros(1 + len(self.flag_names), dtype=torch.int32, device=device)
-        self.factor = factor
+        self.factor, self.far_programs = factor, far_programs
         self.calls = 0
         self.fresh = True
         self.count: int | None = None
@@ -135,7 +143,8 @@ class Executor:
             basis = max(self.plan.scratch[id].basis, 1)
             return 4 * (-(-length // basis) * basis)
         codec = self.plan.codecs[self.plan.wires[id].codec]
-        return max(wire_bytes(c, length) for c in (codec, codec.first) if c is not None)
+        plain = wire_bytes(self.raw, min(length, self.min_bytes // TORCH[self.plan.dtype].itemsize))
+        return max(plain, *(wire_bytes(c, length) for c in (codec, codec.first) if c is not None))
 
     def _make_state(self, ref: StateRef) -> _State:
         codec = self.plan.codecs[self.plan.states[ref]]
@@ -181,21 +190,32 @@ class Executor:
         made = cut(self.plan, count, splits)
         for extent, length in made.lengths.items():
             if length > self.largest.lengths.get(extent, 0):
-                raise ValueError(f"{count} elements do not fit the op, which is bound for {self.capacity}; bind with a larger capacity")
+                what = f"a chunk of {length}" if splits else str(count)
+                most = self.largest.lengths.get(extent, 0) if splits else self.capacity
+                raise ValueError(f"{what} elements do not fit the op, which is bound for {most}; bind with a larger capacity")
         codecs = {n: (c.first or c) if first else c for n, c in self.plan.codecs.items()}
         context = OpContext(self.plan.dtype, self.factor, codecs, self.rng, self.version, self.flags, self.flag_names)
+        plain = replace(context, codecs=dict.fromkeys(codecs, self.raw))
         slices: list[list[Prepared | ExchangeCall]] = []
         for k in range(self.depth):
             steps: list[Prepared | ExchangeCall] = []
             for step in self.plan.steps:
                 if isinstance(step, Launch):
-                    folds = [a for f in step.folds if (a := self._fold(f, made, k, codecs)) is not None]
-                    if folds:
-                        steps.append(self.backend.prepare(step.signature, folds, context))
+                    programs = self.far_programs if any(f.remote for f in step.folds) else None
+                    for small, shared in ((False, context), (True, plain)):
+                        here = [f for f in step.folds if self._goes_raw(f.extent, made) == small]
+                        folds = [a for f in here if (a := self._fold(f, made, k)) is not None]
+                        if folds:
+                            steps.append(self.backend.prepare(step.signature, folds, shared, programs))
                 elif isinstance(step, Exchange):
                     steps.append(self._exchange(step, made, k, codecs))
             slices.append(steps)
-        return _Prepared(made, slices, self._commits(made, codecs))
+        copies = [
+            (made.inputs[i], made.outputs[o], made.lengths[self.plan.buffers.outputs[o]])
+            for step in self.plan.steps
+            for i, o in (step.pairs if isinstance(step, Copy) else ())
+        ]
+        return _Prepared(made, [c for c in copies if c[2]], slices, self._commits(made, codecs))
 
     def _piece(self, extent: int, made: Cut, k: int) -> Piece:
         return piece(made.lengths[extent], k, self.depth)
@@ -210,7 +230,10 @@ class Executor:
             return made.outputs[d.index] + part.start
         return self._place(self.plan.scratch[d.index].slot, k)
 
-    def _fold(self, f: Fold, made: Cut, k: int, codecs) -> FoldArgs | None:
+    def _goes_raw(self, extent: int, made: Cut) -> bool:
+        return made.lengths[extent] * TORCH[self.plan.dtype].itemsize < self.min_bytes
+
+    def _fold(self, f: Fold, made: Cut, k: int) -> FoldArgs | None:
         part = self._piece(f.extent, made, k)
         if part.length == 0:
             return None
@@ -240,6 +263,9 @@ class Executor:
         return places
 
     def _exchange(self, step: Exchange, made: Cut, k: int, codecs) -> ExchangeCall:
+        def size_of(info: WireInfo, length: int) -> int:
+            return wire_bytes(self.raw if self._goes_raw(info.extent, made) else codecs[info.codec], length)
+
         def parcels(transfers) -> tuple[Parcel, ...]:
             found = []
             for t in transfers:
@@ -250,7 +276,7 @@ class Executor:
                     info = self.plan.wires[w]
                     part = self._piece(info.extent, made, k)
                     if part.length:
-                        size = wire_bytes(codecs[info.codec], part.length)
+                        size = size_of(info, part.length)
                         at = self.offsets[k][info.slot]
                         tensors.append(self.arena[at : at + size])
                 if tensors:
@@ -262,7 +288,7 @@ class Executor:
             info = self.plan.wires[w]
             part = self._piece(info.extent, made, k)
             if part.length:
-                size = wire_bytes(codecs[info.codec], part.length)
+                size = size_of(info, part.length)
                 here, there = self._place(info.slot, k), self.remote[k, remote]
                 copies.append((here.buffer[here.offset : here.offset + size], there.buffer[there.offset : there.offset + size]))
         signals = tuple(dict.fromkeys(t.peer for t in step.sends if t.direct))
@@ -285,6 +311,13 @@ class Executor:
         if self.plan.stateful and self.count is not None and self.count != count:
             self.reset()
         self.count = count
+
+    def copy(self, prepared: _Prepared, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Hand on the chunks that stay as they are. In torch's in-place forms they are in place already."""
+        size = x.element_size()
+        for source, target, n in prepared.copies:
+            if x.data_ptr() + source * size != y.data_ptr() + target * size:
+                y[target : target + n].copy_(x[source : source + n])
 
     def slice_steps(self, prepared: _Prepared, k: int, x: torch.Tensor, y: torch.Tensor) -> Iterator[ExchangeCall]:
         """Run slice k; yields where wires must move. x and y are flat, contiguous, of the op's dtype."""

@@ -20,7 +20,7 @@ from ..codegen.launch import Backend
 from ..pipeline import World, op_factor
 from ..plan.ops import Plan
 from .agreement import Meeting
-from .cut import Cut
+from .cut import Cut, cut
 from .dtypes import dtype_name
 from .errors import BindError
 from .executor import Executor
@@ -28,6 +28,7 @@ from .simulate import world_of
 from .transports.base import Transport, drive
 from .transports.local import run_all
 from .transports.torch_p2p import TorchTransport, group_timeout
+from .tuning import tuned
 
 if TYPE_CHECKING:
     from ..check.values import Trace
@@ -54,11 +55,12 @@ class Settings:
     mesh: dict[str, int] | None
     root: int
     seed: int
-    depth: int
+    depth: int | None
     transport: str
     backend: str
     fuse: bool
     compressors: dict[str, str]
+    min_bytes: int = 0
 
 
 class Work:
@@ -76,17 +78,18 @@ class Work:
         return self.result
 
 
-def backend_for(device: torch.device, name: str = "auto") -> Backend:
-    """Triton on CUDA, eager torch elsewhere; `eager` and `triton` can be asked for."""
+def backend_for(collective: Collective, device: torch.device, name: str = "auto") -> Backend:
+    """Triton on CUDA, eager torch elsewhere; `eager` and `triton` can be asked for. A generated module's kernels are used where there are any."""
     if name == "eager" or (name == "auto" and device.type != "cuda"):
         return EagerBackend()
     from ..codegen.triton_backend import TritonBackend
+    from .dispatch import kernels_of
 
-    return TritonBackend()
+    return TritonBackend(kernels_of(collective))
 
 
-def _settings(collective: Collective, like: torch.Tensor, world: int, options: dict[str, Any]) -> Settings:
-    known = {"op": "sum", "capacity": like.numel(), "mesh": None, "root": 0, "seed": 0, "depth": None, "transport": "auto", "backend": "auto", "fuse": True}
+def settings_of(collective: Collective, like: torch.Tensor, world: int, options: dict[str, Any]) -> Settings:
+    known = {"op": "sum", "capacity": like.numel(), "mesh": None, "root": 0, "seed": 0, "depth": None, "transport": "auto", "backend": "auto", "fuse": True, "min_bytes": 0}
     declared = set(collective.program(dtype_name(like.dtype)).codecs)
     compressors = {}
     for name in list(options):
@@ -95,22 +98,33 @@ def _settings(collective: Collective, like: torch.Tensor, world: int, options: d
         elif name not in known:
             raise BindError(f"bind has no argument `{name}`; compressors of `{collective.name}`: {', '.join(sorted(declared)) or 'none'}")
     asked = {**known, **options}
-    for name in ("capacity", "root", "seed"):
+    for name in ("capacity", "root", "seed", "min_bytes"):
         if not isinstance(asked[name], int) or asked[name] < 0:
             raise BindError(f"{name}={asked[name]!r}: a whole number that is not negative is wanted")
     if asked["transport"] not in TRANSPORTS:
         raise BindError(f"transport={asked['transport']!r} is not one of {', '.join(TRANSPORTS)}")
     if asked["backend"] not in ("auto", "eager", "triton"):
         raise BindError(f"backend={asked['backend']!r} is not one of auto, eager, triton")
-    depths = collective.program(dtype_name(like.dtype)).depths
-    depth = asked["depth"] if asked["depth"] is not None else depths[0]
-    if not isinstance(depth, int) or not 1 <= depth <= 64:
+    depth = asked["depth"]
+    if depth is not None and (not isinstance(depth, int) or not 1 <= depth <= 64):
         raise BindError(f"depth={depth!r}: 1 to 64 slices")
     try:
         op_factor(asked["op"], world)
     except ValueError as e:
         raise BindError(str(e)) from None
-    return Settings(asked["op"], asked["capacity"], asked["mesh"], asked["root"], asked["seed"], depth, asked["transport"], asked["backend"], bool(asked["fuse"]), compressors)
+    return Settings(asked["op"], asked["capacity"], asked["mesh"], asked["root"], asked["seed"], depth, asked["transport"], asked["backend"], bool(asked["fuse"]), compressors, _min_bytes(collective, asked, dtype_name(like.dtype), compressors))
+
+
+def _min_bytes(collective: Collective, asked: dict[str, Any], dtype: str, compressors: dict[str, str]) -> int:
+    if not asked["min_bytes"]:
+        return 0
+    if collective.kind != "all_to_all":
+        raise BindError(f"min_bytes is for all_to_all, whose pairs differ in size; `{collective.name}` is {collective.kind}")
+    kept = [name for name, codec in collective.program(dtype, compressors).codecs.items() if codec.stateful]
+    if kept or not asked["fuse"]:
+        reason = f"compressor `{kept[0]}` keeps a state for each pair" if kept else "fuse=False keeps what it would leave out"
+        raise BindError(f"min_bytes is not available here: {reason}")
+    return asked["min_bytes"]
 
 
 class Op:
@@ -127,6 +141,11 @@ class Op:
         self.device, self.dtype = device, dtype
         self._side: torch.cuda.Stream | None = None
         self._last: torch.cuda.Stream | None = None
+
+    @property
+    def slices(self) -> int:
+        """Slices in flight."""
+        return self._executor.depth if self._executor is not None else 1
 
     def __repr__(self) -> str:
         return f"Op({self.collective.name}, rank {self.rank} of {self.world.count}, {self.settings.op}, {dtype_name(self.dtype)})"
@@ -276,7 +295,7 @@ class Op:
             return "\n".join([*lines, "a group of one: the input times the op's factor; nothing is sent"])
         describe = getattr(self.transport, "describe", None)
         lines.append(f"transport: {describe() if describe else self.transport.name} {self.note}".rstrip())
-        lines.append(f"kernels: {type(self._executor.backend).__name__}, slices: {self.settings.depth}, wire memory: {self._executor.arena.numel()} bytes")
+        lines.append(f"kernels: {type(self._executor.backend).__name__}, slices: {self.slices}, wire memory: {self._executor.arena.numel()} bytes")
         return "\n".join(lines) + "\n" + summary(self.plan, self.settings.capacity)
 
 
@@ -323,7 +342,7 @@ def _bind_local(collective: Collective, group: LocalGroup, like: torch.Tensor, s
         plan = executor = None
         if trace is not None:
             plan = collective.plan(world, rank, dtype=dtype, compressors=s.compressors, trace=trace, fuse=s.fuse)
-            executor = Executor(plan, backend_for(like.device, s.backend), like.device, s.capacity, world.factor, s.seed, s.depth)
+            executor = Executor(plan, backend_for(collective, like.device, s.backend), like.device, s.capacity, world.factor, s.seed, tuned(plan, 0, s.depth).depth, min_bytes=s.min_bytes)
         ops.append(Op(collective, world, rank, plan, executor, None, s, like.device, like.dtype))
     return LocalOp(ops)
 
@@ -346,6 +365,7 @@ def _fingerprint(collective: Collective, s: Settings, world: World, dtype: str, 
         "capacity": str(s.capacity),
         "root": str(s.root),
         "seed": str(s.seed),
+        "min_bytes": str(s.min_bytes),
         "slices": str(s.depth),
         "transport": s.transport,
         "plan": digest(plan_text),
@@ -363,20 +383,26 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
         raise BindError("bind needs like=x: a tensor of the dtype, device and largest size that the op will get")
     dtype = dtype_name(like.dtype)
     if isinstance(group, LocalGroup):
-        s = _settings(collective, like, group.size, dict(options))
+        s = settings_of(collective, like, group.size, dict(options))
         if s.transport not in ("auto", "local"):
             raise BindError(f"a LocalGroup moves wires in this process; transport={s.transport!r} is for process groups")
         return _bind_local(collective, group, like, s)
+    if collective.kind == "send_recv" and options.keys() & {"source", "target", "tag"}:
+        from .pair import bind_pair
+
+        return bind_pair(collective, group, like, options)
     if not dist.is_initialized():
         raise BindError("torch.distributed is not initialised: call init_process_group first, or bind with group=LocalGroup(n)")
     pg: dist.ProcessGroup = group if group is not None else dist.group.WORLD
     rank, count = dist.get_rank(pg), dist.get_world_size(pg)
     if rank < 0:
         raise BindError("this process is not a member of the group")
+    if collective.kind == "send_recv" and count > 2:
+        raise BindError(f"`{collective.name}` is between 2 ranks, the group has {count}: say target= on the sender and source= on the receiver")
     meeting = Meeting(pg, group_timeout(pg, like.device), f"bind of `{collective.name}`")
     problem, made = "", None
     try:
-        s = _settings(collective, like, count, dict(options))
+        s = settings_of(collective, like, count, dict(options))
         world = world_of(collective, count, s.mesh, s.root, s.op)
         trace = collective.trace(world, dtype=dtype, compressors=s.compressors) if count > 1 else None
         made = (s, world, trace)
@@ -441,24 +467,30 @@ def _assemble(
     """Plan, memory and transport of this rank."""
     device, dtype = like.device, dtype_name(like.dtype)
     what = f"`{collective.name}` on rank {rank}"
-    backend = backend_for(device, s.backend)
+    backend = backend_for(collective, device, s.backend)
     if name == "symm":
         from .transports.symm import SymmTransport
 
         plan = collective.mapped_plans(world, dtype=dtype, compressors=s.compressors, trace=trace, fuse=s.fuse)[rank]
         assert plan.credits is not None
-        transport = SymmTransport(pg, device, what, max(plan.levels, 1), s.depth, meeting.timeout)
-        executor = Executor(plan, backend, device, s.capacity, world.factor, s.seed, s.depth, transport.reserve)
+        whole = cut(plan, _whole(plan, s.capacity))
+        best = tuned(plan, max(whole.input_count, whole.output_count) * like.element_size(), s.depth)
+        transport = SymmTransport(pg, device, what, max(plan.levels, 1), best.depth, meeting.timeout)
+        executor = Executor(
+            plan, backend, device, s.capacity, world.factor, s.seed, best.depth, transport.reserve, best.far_programs, s.min_bytes
+        )
         arenas = transport.open(meeting, plan.credits)
         executor.arena = transport.arena
         tables = [json.loads(t) for t in meeting.gather("places", json.dumps(executor.incoming()))]
         executor.connect(arenas, {r: t for r, t in enumerate(tables) if r != rank})
     else:
         plan = collective.plan(world, rank, dtype=dtype, compressors=s.compressors, trace=trace, fuse=s.fuse)
-        executor = Executor(plan, backend, device, s.capacity, world.factor, s.seed, s.depth)
+        executor = Executor(plan, backend, device, s.capacity, world.factor, s.seed, tuned(plan, 0, s.depth).depth, min_bytes=s.min_bytes)
         transport = _transport(pg, device, what, name, meeting)
     if plan.kind != "send_recv":
         executor.prepare(_whole(plan, s.capacity))
+        if s.min_bytes:  # a call may have pairs of both sorts, and nothing is compiled after bind
+            executor.prepare(min(plan.world, _whole(plan, s.capacity)))
     return Op(collective, world, rank, plan, executor, transport, s, device, like.dtype, note)
 
 

@@ -205,6 +205,7 @@ def simulate(
     trace: bool = False,
     state: SimState | None = None,
     splits: Sequence[Sequence[int]] | None = None,
+    min_bytes: int = 0,
     **compressors: str,
 ) -> list[torch.Tensor] | SimTrace:
     """Run all ranks here, on CPU or CUDA tensors, one a rank, all of one dtype (f32, bf16, f16) and device.
@@ -214,6 +215,7 @@ def simulate(
 
     state   keeps the states of stateful compressors, and the call number, between calls
     splits  all_to_all: splits[i][j] elements go from rank i to rank j
+    min_bytes   all_to_all: see `bind`; not with trace=True
     trace   True: a SimTrace with error bounds and exact results instead
 
     Raises ValueError for arguments that do not fit, CompileError where the text does not prove.
@@ -258,6 +260,8 @@ def simulate(
             if trace:
                 limit[at : at + length] = work.errors[v.number][:length]
         final = to_dtype(out, dtype)
+        if factor is None:
+            _keep_untouched(final, run, tensors[rank], cuts[rank], rank)
         if trace:
             limit += final.float().abs() * HALF_ULP[dtype] + SMALLEST[dtype]
         keeps = collective.kind not in ("reduce_scatter", "all_gather") and final.numel() == tensors[rank].numel()
@@ -270,6 +274,14 @@ def simulate(
         exact = [_exact(collective.kind, tensors, rank, factor, root, cuts) for rank in range(n)]
         return SimTrace(outputs, limits, exact, work.compressions)
     return outputs
+
+
+def _keep_untouched(final: torch.Tensor, run: Trace, x: torch.Tensor, made: Cut, rank: int) -> None:
+    """A chunk that is the rank's own input, untouched, keeps its very bits, those of a NaN too."""
+    for i, v in enumerate(run.outputs[rank]):
+        if v is not None and v.op == "input":
+            source, n = made.inputs[v.args[0]], made.lengths[v.extent]
+            final[made.outputs[i] : made.outputs[i] + n] = x.reshape(-1)[source : source + n]
 
 
 def _alone(x: torch.Tensor, dtype: str, factor: float | None, trace: bool) -> list[torch.Tensor] | SimTrace:

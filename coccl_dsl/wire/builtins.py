@@ -10,9 +10,13 @@ from typing import Any
 
 from ..diagnostics import Span, fail
 from ..lang import ast
-from .codec import FRAME, Field, Graph, Node, StateSpec
+from .codec import FRAME, TYPES, Field, Graph, Node, StateSpec
 
-WORDS = ("nearest", "stochastic")
+ROUNDINGS = ("nearest", "stochastic")
+# What stands for itself in conditions about parameters, as in `round == nearest`.
+WORDS = (*ROUNDINGS, *TYPES)
+# How `scale = up(v)` and `low = down(v)` round to the field's type.
+DIRECTIONS = ("up", "down")
 _INT_OPS = {"div": "idiv", "mod": "imod", "<<": "shl", ">>": "shr", "&": "and_bits", "|": "or_bits", "^": "xor_bits"}
 _ARITH = {"+": "add", "-": "sub", "*": "mul"}
 _COMPARE = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
@@ -232,8 +236,9 @@ def call(b: Builder, e: ast.Call, go: Callable[[ast.Expr], Node], frame: bool, d
     if maker is None:
         if e.fn == "extern":
             fail("E410", "`extern` is reserved: variable-length coding has no static size", e.span)
-        if e.fn == "up":
-            fail("E203", "`up` stands at the top of an assignment to a field: it rounds to the field's type", e.span)
+        if e.fn in DIRECTIONS:
+            message = f"`{e.fn}` stands at the top of an assignment to a field: it rounds to the field's type"
+            fail("E203", message, e.span)
         near = difflib.get_close_matches(e.fn, FUNCTIONS, 1)
         help = f"did you mean `{near[0]}`?" if near else "functions: " + " ".join(FUNCTIONS)
         fail("E201", f"unknown function `{e.fn}`", e.fn_span, help=help)
@@ -320,7 +325,7 @@ def _sum(c: _Call) -> Node:
 
 
 def _mean(c: _Call) -> Node:
-    count = c.node("count", (), "f32", "group")
+    count = c.b.const(float(c.array(0).length)) if c.args[0].whole else c.node("count", (), "f32", "group")
     if c.frame:
         fail("E409", "`mean` is not available for a field of the frame; use sum", c.e.span)
     return c.b.binary("mul", _sum(c), c.b.unary("rcp", count))
@@ -351,7 +356,7 @@ def _nonzero(c: _Call) -> Node:
 def _quantize(c: _Call) -> Node:
     lo, hi = c.const(1), c.const(2)
     mode = c.args[3] if len(c.args) > 3 else c.b.const("nearest")
-    if mode.kind != "word" or mode.value not in WORDS:
+    if mode.kind != "word" or mode.value not in ROUNDINGS:
         fail("E203", "`quantize` rounds `nearest` or `stochastic`", c.e.args[3].span)
     if not -(1 << 21) < lo <= hi < 1 << 21:
         fail("E203", "`quantize` takes lo <= hi within 21 bits", c.e.span)

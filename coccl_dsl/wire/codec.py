@@ -15,7 +15,7 @@ The operations, with their exact arithmetic (float32, round to nearest even, no 
 | count | -> group f32 | number of live elements of the group |
 | iota | -> array i32 | 0, 1, .. length-1 |
 | uniform | -> array f32 | attr (stream,): Philox draw in [0, 1), see `codegen.philox` |
-| field | -> array / group / frame | attr (name,): a wire field as the receiver reads it: f32 for float types, i32 for integer types |
+| field | -> array / group / frame | attr (name,), or (name, "whole") for a whole array: a wire field as the receiver reads it: f32 for float types, i32 for integer types |
 | state | -> array f32 | attr (name,): as before the call |
 | add sub mul | f32 or i32 | IEEE; i32 wraps |
 | div | f32 | IEEE division (divisor an array) |
@@ -41,7 +41,7 @@ The operations, with their exact arithmetic (float32, round to nearest even, no 
 | fmax fmin fsum | array or group -> frame | over all live elements of the frame's groups; fsum: per group rsum, then the same tree over 32768/group groups, missing ones 0 |
 | hadamard | array -> array | attr (b,): butterflies of stride 1, 2, .. b/2 within blocks of b (a+b, a-b), then one multiply by float32(1/sqrt(b)) |
 | quantize | (f32 v, const lo, const hi[, f32 u]) -> i32 | v' = fmin(fmax(v, lo), hi); without u: nearest even; with u: floor(v') + (u < v' - floor(v')) |
-| round_to | f32 -> f32 | attr (type, how): the value that a field of this type holds; how = nearest or up; see below |
+| round_to | f32 -> f32 | attr (type, how): the value that a field of this type holds; how = nearest, up or down; see below |
 | spread | any -> array | attr (length,): one value a group (or a constant) as an array |
 | slice | array -> array | attr (start, stop) |
 | concat | arrays -> array | side by side |
@@ -51,7 +51,10 @@ The operations, with their exact arithmetic (float32, round to nearest even, no 
 | scatter | (array i32, array) -> array | attr (length,): zeros with values at the indices; a later duplicate wins |
 | first | array bool -> array i32 | attr (k,): indices of the first k true live elements in order, `length` where there are fewer |
 
-`round_to`: to nearest even (or away from zero for `up`), finite values saturate at the type's largest finite value, Inf and NaN stay (types
+An array is *whole* where every value of a short last group counts, as after `hadamard`, which mixes the padding's zeros into all of them:
+reductions then run over the full length, and nothing is masked. Elementwise operations of whole arrays are whole.
+
+`round_to`: to nearest even (away from zero for `up`, towards -inf for `down`), finite values saturate at the type's largest finite value, Inf and NaN stay (types
 without Inf saturate it). Group and frame fields of f32 and bf16 flush |v| < 2^-126 to 0 (attr `flush` is the third entry), so that the
 reciprocal of a scale that is not 0 is finite. A NaN is stored as the canonical quiet NaN of its type (bf16 0x7fc0, f16 0x7e00, f32 0x7fc00000,
 e4m3 0x7f, e5m2 0x7f, e8m0 0xff).
@@ -84,11 +87,13 @@ TYPES: dict[str, tuple[int, bool]] = {
     "e8m0": (8, False),
 }
 DTYPES = ("f32", "bf16", "f16")
+# Their results have elements in other places than their arguments.
+_MOVING = ("slice", "concat", "gather", "scatter", "first")
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One operation. `scope` is const, frame, group or array; `length` is 0 unless it is an array."""
+    """One operation. `scope` is const, frame, group or array; `length` is 0 unless it is an array; `whole`: see above."""
 
     op: str
     args: tuple[Node, ...]
@@ -96,6 +101,7 @@ class Node:
     kind: str
     scope: str
     length: int
+    whole: bool = False
 
     @property
     def value(self) -> Any:
@@ -121,7 +127,9 @@ class Graph:
         key = (op, tuple(id(a) for a in args), tuple((type(v), repr(v)) for v in attr), kind, scope, length)
         made = self._made.get(key)
         if made is None:
-            made = self._made[key] = Node(op, args, attr, kind, scope, length)
+            whole = op == "hadamard" or (op == "field" and attr[1:] == ("whole",))
+            whole = whole or (scope == "array" and op not in _MOVING and any(a.whole for a in args))
+            made = self._made[key] = Node(op, args, attr, kind, scope, length, whole)
         return made
 
 

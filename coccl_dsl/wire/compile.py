@@ -41,6 +41,7 @@ class Instance:
         self.own: dict[str, Field] = {}
         self.compressed: dict[str, Node] = {}
         self.flags: dict[str, Node] = {}
+        self.told: list[tuple[str, int]] = []
         self.env: dict[str, Node] = {}
         self.broken: set[str] = set()
         self.part = "declaration"
@@ -59,7 +60,7 @@ class Instance:
             n: graph.node(
                 "field",
                 (),
-                (prefix + n,),
+                (prefix + n, "whole") if self.compressed[n].whole else (prefix + n,),
                 kind="i32" if f.integer else "f32",
                 scope=f.per,
                 length=f.length if f.per == "array" else 0,
@@ -227,9 +228,6 @@ class Instance:
                 self.fields.append(spec)
             else:
                 self.fields.extend(self.nested[name].fields)
-        if self.parts.flags and self.bad is None:
-            message = "a flag makes its group NaN, which takes `nonfinite FIELD` or `nonfinite code FIELD = N`"
-            fail("E406", message, self.parts.flags[0].span)
         self.part = "claim"
         for flag in self.parts.flags:
             test = self.build.want(self.expr(flag.test, env), "bool", flag.test.span)
@@ -238,10 +236,36 @@ class Instance:
             if test.scope == "array":
                 test = self.graph.node("rany", (test,), kind="bool", scope="group")
             self.flags[self.prefix + flag.name] = test
-            if self.bad is not None:
-                poison = self.build.const(float("nan") if self.policy == "field" else self.code)
-                self.compressed[self.policy_field] = self.build.select(test, poison, self.compressed[self.policy_field])
+            field, code = self._tells(flag)
+            poison = self.build.const(float("nan") if code is None else code)
+            self.compressed[field] = self.build.select(test, poison, self.compressed[field])
         self.env = env
+
+    def _tells(self, flag: ast.Flag) -> tuple[str, int | None]:
+        """The field that tells of a flagged group, and its code; None for NaN."""
+        if flag.field is None or flag.code is None:
+            if self.bad is None:
+                message = "a flag makes its group NaN, and here NaN and Inf pass: nothing tells of such a group"
+                help = "name a code that is not used otherwise: `flag NAME code FIELD = N when COND`"
+                fail("E406", message, flag.span, help=help)
+            return self.policy_field, None if self.policy == "field" else self.code
+        if self.bad is not None:
+            fail("E406", "`code` is for a flag where NaN and Inf pass; here `nonfinite` says how", flag.code.span)
+        self.told.append((flag.field, self._spare_code(flag.field, flag.code, flag.span)))
+        return self.told[-1]
+
+    def _spare_code(self, name: str, value: ast.Expr, span: Span) -> int:
+        """The code of a field that stands for NaN. Raises E201, E216 and E407."""
+        if name not in self.own:
+            fail("E201", f"`{name}` is no field of this wire", span)
+        spec = self.own[name]
+        if not spec.integer or spec.per == "frame":
+            fail("E407", f"`code` takes an integer field of a group, `{name}` is {spec.type}", span)
+        code = self.const_int(value)
+        low, high = builtins.integer_range(spec)
+        if not low <= code <= high:
+            fail("E216", f"{code} does not fit {spec.type} ({low} .. {high})", value.span)
+        return code
 
     def _nest(self, name: str, value: ast.Expr, env: dict[str, Node]) -> None:
         inner = self.inner_names[name]
@@ -264,10 +288,11 @@ class Instance:
     def _stored(self, spec: Field, value: ast.Expr, env: dict[str, Node]) -> Node:
         b, how = self.build, "nearest"
         name = spec.name.removeprefix(self.prefix)
-        if isinstance(value, ast.Call) and value.fn == "up":
+        if isinstance(value, ast.Call) and value.fn in builtins.DIRECTIONS:
+            how = value.fn
             if len(value.args) != 1 or value.keywords or spec.integer:
-                fail("E203", "`up` takes one value and rounds it to a field of a float type", value.span)
-            value, how = value.args[0], "up"
+                fail("E203", f"`{how}` takes one value and rounds it to a field of a float type", value.span)
+            value = value.args[0]
         v = self.expr(value, env, frame=spec.per == "frame")
         if v.kind == "bool":
             v = b.select(v, b.const(1), b.const(0))
@@ -293,7 +318,7 @@ class Instance:
         else:
             v = b.round_to(b.to_f32(v), spec.type, how, spec.per != "array" and spec.type in _FLUSHED)
             zero = b.const(0.0)
-        if spec.per == "array" and spec.length == self.group:
+        if spec.per == "array" and spec.length == self.group and not v.whole:
             v = b.select(b.live, v, zero)
         if poison:
             assert self.bad is not None
@@ -326,13 +351,16 @@ class Instance:
         if problems:
             raise CompileError(problems)
         assert y is not None
-        if self.policy == "pass":
-            return y
-        f = fields[self.policy_field]
-        if f.scope == "array" and f.length != self.group:
-            f = self.graph.node("at", (f, b.const(0)), kind=f.kind, scope="group")
-        bad = b.compare("ne", f, f) if self.policy == "field" else b.compare("eq", f, b.const(self.code))
-        return b.select(bad, b.const(float("nan")), y)
+        tells: list[tuple[str, int | None]] = [*self.told]
+        if self.policy != "pass":
+            tells.append((self.policy_field, None if self.policy == "field" else self.code))
+        for name, code in tells:
+            f = fields[name]
+            if f.scope == "array" and f.length != self.group:
+                f = self.graph.node("at", (f, b.const(0)), kind=f.kind, scope="group")
+            bad = b.compare("ne", f, f) if code is None else b.compare("eq", f, b.const(code))
+            y = b.select(bad, b.const(float("nan")), y)
+        return y
 
     def updates(
         self, sender: bool, decompressed: Node | None = None, fields: dict[str, Node] | None = None

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from ..diagnostics import Sink, Span, fail
 from ..lang import ast
+from .builtins import WORDS
 from .codec import DTYPES, FRAME, TYPES, Field
 
 # Names that compressor texts are given.
-_SPECIAL = ("decompressed", "tiny", "nearest", "stochastic")
+_SPECIAL = ("decompressed", "tiny", *WORDS)
 
 
 @dataclass

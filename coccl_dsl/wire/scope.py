@@ -10,8 +10,8 @@ from ..diagnostics import CompileError, Span, fail
 from ..lang import ast
 from ..lang.files import find, library, read
 from ..lang.parse import parse_comp
+from .builtins import ROUNDINGS
 
-ROUNDINGS = ("nearest", "stochastic")
 MAX_WRAPPED = 8
 PARAM_KINDS = ("int", "float", "rounding", "type", "compressor")
 

@@ -46,7 +46,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("ptx")
 
     @cache
-    def compile(kind: str, compressor: str, dtype: str, aligned: bool = True, one: bool = True) -> Any:
+    def compile(kind: str, compressor: str, dtype: str, aligned: bool = True, one: bool = True, loop: bool = False) -> Any:
         codecs = {"q": triton_cases.make(compressor, dtype)}
         source = kernel_source(SIGNATURES[kind], dtype, codecs, False)
         user = POINTERS[dtype]
@@ -56,7 +56,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory):
             ASTSource(
                 fn=load(source, folder),
                 signature=arguments,
-                constexprs=dict(zip(VARIANTS, (aligned, one, one), strict=True)),
+                constexprs=dict(zip(VARIANTS, (aligned, one, one, loop), strict=True)),
             ),
             target=GPUTarget("cuda", 90, 32),
             options={"num_warps": source.tiling.warps, "enable_fp_fusion": False},
@@ -103,9 +103,9 @@ def test_dense_values_and_codes_move_sixteen_bytes_at_a_time(compiled, kind, com
 
 
 @pytest.mark.parametrize(("kind", "compressor", "dtype"), CASES)
-@pytest.mark.parametrize("one", [True, False])
-def test_nothing_spills(compiled, kind, compressor, dtype, one, tmp_path):
-    kernel = compiled(kind, compressor, dtype, True, one)
+@pytest.mark.parametrize(("one", "loop"), [(True, False), (False, False), (True, True)])
+def test_nothing_spills(compiled, kind, compressor, dtype, one, loop, tmp_path):
+    kernel = compiled(kind, compressor, dtype, True, one, loop)
     registers, stack = resources(kernel, tmp_path)
     assert stack == 0 and registers <= 128, (registers, stack)
     assert not re.search(r"\.local|ld\.local|st\.local", kernel.asm["ptx"])

@@ -67,12 +67,25 @@ def side_streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
     return made[:count]
 
 
+def _copies_beside(executor: Executor, prepared, x: torch.Tensor, y: torch.Tensor) -> torch.cuda.Stream | None:
+    """Copy chunks that stay as they are, on a stream of their own where there are streams: the copy engines do it while Folds use the link."""
+    if not prepared.copies or executor.device.type != "cuda":
+        executor.copy(prepared, x, y)
+        return None
+    stream = side_streams(executor.device, 4)[3]
+    stream.wait_stream(torch.cuda.current_stream(executor.device))
+    with torch.cuda.stream(stream):
+        executor.copy(prepared, x, y)
+    return stream
+
+
 def drive(executor: Executor, transport: Transport, x: torch.Tensor, y: torch.Tensor, count: int, splits=None) -> None:
     """Run one call. Slice k+1 starts one level behind slice k, so its Folds run while slice k's wires move; the order of levels over slices
     is the same on all ranks."""
     executor.begin(count)
     prepared = executor.prepare(count, splits)
     transport.begin()
+    copying = _copies_beside(executor, prepared, x, y)
     depth = executor.depth
     lanes = None
     if transport.streams and depth > 1:
@@ -113,5 +126,7 @@ def drive(executor: Executor, transport: Transport, x: torch.Tensor, y: torch.Te
                 advance(k) if lanes is None else advance_on(lanes, k)
     if lanes is not None:
         lanes.join()
+    if copying is not None:
+        torch.cuda.current_stream(executor.device).wait_stream(copying)
     transport.end()
     executor.finish(prepared)

@@ -30,6 +30,8 @@ def run_all(executors: Sequence[Executor], xs: Sequence[torch.Tensor], ys: Seque
     for e, count, rank in zip(executors, counts, range(len(executors)), strict=True):
         e.begin(count)
         prepared.append(e.prepare(count, splits[rank] if splits else None))
+    for e, p, x, y in zip(executors, prepared, xs, ys, strict=True):
+        e.copy(p, x, y)
     for k in range(executors[0].depth):
         running = [e.slice_steps(p, k, x, y) for e, p, x, y in zip(executors, prepared, xs, ys, strict=True)]
         while True:

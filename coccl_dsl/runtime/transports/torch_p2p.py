@@ -13,6 +13,10 @@ import torch.distributed as dist
 from ..errors import CollectiveError, CollectiveTimeout
 from ..executor import ExchangeCall, Parcel
 
+# gloo matches messages between two ranks by tag: the transport's own in the high bits, its count of exchanges in the low ones.
+_COUNT_BITS = 20
+MAX_TAG = 1 << 10
+
 
 class _Posted:
     """Works of one level; receives first, so that a failure names the peer that is missing."""
@@ -31,13 +35,17 @@ class _Posted:
 
 
 class TorchTransport:
-    """Over `group`; a peer is a rank of the group."""
+    """Over `group`; a peer is a rank of the group.
+
+    ends  the group ranks of a plan for two of its ranks: only these take part, so their messages are not one of all ranks' batches
+    tag   tells ops of one pair apart that the two ranks may issue in different orders
+    """
 
     name = "torch"
     streams = 0
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str):
-        self.group, self.device, self.what = group, device, what
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str, ends: tuple[int, int] | None = None, tag: int = 0):
+        self.group, self.device, self.what, self.ends, self.tag = group, device, what, ends, tag
         self.backend = dist.get_backend(group)
         self.staging = device.type == "cuda" and "nccl" not in self.backend
         self.posted = 0
@@ -61,7 +69,9 @@ class TorchTransport:
         staged: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def add(kind, parcel: Parcel, verb: str) -> None:
-            peer = dist.get_global_rank(self.group, parcel.peer)
+            rank = parcel.peer if self.ends is None else self.ends[parcel.peer]
+            peer = dist.get_global_rank(self.group, rank)
+            tag = self.tag << _COUNT_BITS | self.posted % (1 << _COUNT_BITS)
             for tensor in parcel.tensors:
                 buffer = tensor
                 if self.staging:
@@ -70,8 +80,8 @@ class TorchTransport:
                         buffer.copy_(tensor)
                     else:
                         staged.append((buffer, tensor))
-                ops.append(dist.P2POp(kind, buffer, peer, self.group, tag=self.posted % (1 << 20)))
-                names.append((verb, parcel.peer))
+                ops.append(dist.P2POp(kind, buffer, peer, self.group, tag=tag))
+                names.append((verb, rank))
 
         for parcel in call.recvs:
             add(dist.irecv, parcel, "receive from")
@@ -81,13 +91,19 @@ class TorchTransport:
         if not ops:
             return _Posted(self, call, [], [])
         try:
-            works = dist.batch_isend_irecv(ops)
+            works = self._start(ops)
         except RuntimeError as e:
             raise self.failure(call, names[0][0], names[0][1], e) from e
         if len(works) != len(ops):
             peers = sorted({p for _, p in names})
             return _Posted(self, call, [(w, "exchange with", peers[0]) for w in works], staged)
         return _Posted(self, call, [(w, *n) for w, n in zip(works, names, strict=True)], staged)
+
+    def _start(self, ops: list[dist.P2POp]) -> list[dist.Work]:
+        if self.ends is None:
+            return dist.batch_isend_irecv(ops)
+        started = [o.op(o.tensor, group=o.group, tag=o.tag, group_dst=o.group_peer) if o.op is dist.isend else o.op(o.tensor, group=o.group, tag=o.tag, group_src=o.group_peer) for o in ops]
+        return [w for w in started if w is not None]
 
     def failure(self, call: ExchangeCall, verb: str, peer: int, cause: BaseException) -> CollectiveError:
         text = str(cause).splitlines()[0][:200]
