@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     from .codegen.codec_api import codec
     from .runtime.op import BindError, CollectiveError, CollectiveTimeout, LocalGroup, Op
     from .runtime.simulate import simulate
+    from .torch.functions import (
+        all_gather,
+        all_reduce,
+        all_to_all,
+        broadcast,
+        explain,
+        recv,
+        reduce,
+        reduce_scatter,
+        send,
+    )
 
 __version__ = "0.1.0"
 
@@ -26,6 +37,15 @@ _LAZY = {
     "BindError": "coccl_dsl.runtime.errors",
     "CollectiveError": "coccl_dsl.runtime.errors",
     "CollectiveTimeout": "coccl_dsl.runtime.errors",
+    "all_gather": "coccl_dsl.torch.functions",
+    "all_reduce": "coccl_dsl.torch.functions",
+    "all_to_all": "coccl_dsl.torch.functions",
+    "broadcast": "coccl_dsl.torch.functions",
+    "explain": "coccl_dsl.torch.functions",
+    "recv": "coccl_dsl.torch.functions",
+    "reduce": "coccl_dsl.torch.functions",
+    "reduce_scatter": "coccl_dsl.torch.functions",
+    "send": "coccl_dsl.torch.functions",
 }
 
 __all__ = [
@@ -36,9 +56,18 @@ __all__ = [
     "CompileError",
     "LocalGroup",
     "Op",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
     "codec",
     "compile",
     "compile_text",
+    "explain",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "send",
     "simulate",
 ]
 

@@ -1,4 +1,5 @@
-# Symmetric 4-bit codes, one scale a group, rounded up so that no value is clipped: 4.125 bits an element at group=128, scale=bf16.
+# Symmetric 4-bit codes, one scale a group, rounded up so that no value is clipped: 4.125 bits a value at group=128, scale=bf16.
+# For gradients, with stochastic rounding or error feedback where many are summed.
 compressor int4(group: int = 128, round: rounding = nearest, scale_type: type = bf16) {
   wire {
     code  : s4[group]
@@ -12,6 +13,6 @@ compressor int4(group: int = 128, round: rounding = nearest, scale_type: type = 
   decompress {
     yield code * scale
   }
-  claim abs(x - decompressed) <= 0.5 * scale + tiny when round == nearest
-  claim abs(x - decompressed) <= scale + tiny when round == stochastic
+  claim abs(x - decompressed) <= 0.5 * scale + tiny when round == nearest and (scale_type == bf16 or scale_type == f32)
+  claim abs(x - decompressed) <= scale + tiny when round == stochastic and (scale_type == bf16 or scale_type == f32)
 }

@@ -17,7 +17,6 @@ from ..wire.layout import bits_per_value
 from .cases import bus_factor, native, ours, shape_of
 from .timing import Timed, buffer_sets, eager, graphed, measure
 
-
 # Bytes a microsecond that a device copy moves, read and written (facts/measured.md: 4.2 - 4.3 TB/s).
 COPY_RATE = 4.2e6
 
@@ -79,12 +78,16 @@ def _all_true(ok: bool, device: torch.device) -> bool:
     return bool(word.item())
 
 
-def check(op: Op, collective: Collective, x: torch.Tensor, y: torch.Tensor, compressors: dict[str, str]) -> tuple[bool, float, bool | None]:
+def check(
+    op: Op, collective: Collective, x: torch.Tensor, y: torch.Tensor, compressors: dict[str, str]
+) -> tuple[bool, float, bool | None]:
     """(equal to simulate bit for bit on every rank, relative error against the uncompressed float32 result, ranks hold equal bits or None)."""
     xs = _everyone(x)
     rank = dist.get_rank()
     mesh = op.settings.mesh
-    expected = simulate(collective, xs, op=op.settings.op, mesh=mesh, root=op.settings.root, seed=op.settings.seed, **compressors)
+    expected = simulate(
+        collective, xs, op=op.settings.op, mesh=mesh, root=op.settings.root, seed=op.settings.seed, **compressors
+    )
     assert isinstance(expected, list)
     if collective.kind == "send_recv" and rank == 0:
         same = True
@@ -159,7 +162,20 @@ def run_row(
     return rows
 
 
-def _row(op: Op, collective: Collective, codec, compressor: str, dtype: str, size: int, mode: str, sides: list[Timed], link: float, same: bool, error: float, equal: bool | None) -> Row:
+def _row(
+    op: Op,
+    collective: Collective,
+    codec,
+    compressor: str,
+    dtype: str,
+    size: int,
+    mode: str,
+    sides: list[Timed],
+    link: float,
+    same: bool,
+    error: float,
+    equal: bool | None,
+) -> Row:
     world = dist.get_world_size()
     assert op.plan is not None and op.transport is not None
     us, nccl = statistics.median(sides[0].us), statistics.median(sides[1].us)
@@ -188,7 +204,9 @@ def _row(op: Op, collective: Collective, codec, compressor: str, dtype: str, siz
         nccl_us=nccl,
         nccl_f32_us=f32,
         ratio=ratio if right else 0.0,
-        ratio_f32=statistics.median(b / a for a, b in zip(sides[0].us, sides[2].us, strict=True)) if f32 and right else None,
+        ratio_f32=statistics.median(b / a for a, b in zip(sides[0].us, sides[2].us, strict=True))
+        if f32 and right
+        else None,
         algbw=algbw if right else 0.0,
         busbw=algbw * bus_factor(collective.kind, world) if right else 0.0,
         ceiling=ceiling,

@@ -24,13 +24,19 @@ class Timed:
     spread: float = 0.0
 
 
-def buffer_sets(input: int, output: int, dtype: torch.dtype, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def buffer_sets(
+    input: int, output: int, dtype: torch.dtype, device: torch.device
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(x, y) pairs that together exceed the caches: x normal, y poisoned."""
     one = (input + output) * dtype.itemsize
     count = max(1, min(MAX_SETS, -(-ROTATE_BYTES // max(one, 1))))
     sets = []
     for _ in range(count):
-        x = torch.randn(input, device=device, dtype=torch.float32).to(dtype) if input < 1 << 28 else torch.randn(input, device=device, dtype=dtype)
+        x = (
+            torch.randn(input, device=device, dtype=torch.float32).to(dtype)
+            if input < 1 << 28
+            else torch.randn(input, device=device, dtype=dtype)
+        )
         sets.append((x, torch.full((output,), float("nan"), device=device, dtype=dtype)))
     return sets
 
@@ -133,3 +139,26 @@ def p2p_rate(device: torch.device, size: int = 64 << 20) -> float:
     rate = torch.tensor([size / statistics.median(times) / 1e9], device=device)
     dist.all_reduce(rate, op=dist.ReduceOp.MIN)
     return float(rate)
+
+
+def torch_symm_us(device: torch.device, size: int) -> dict[str, float]:
+    """Microseconds of torch's own symmetric-memory all-reduces on `size` bytes of bf16, replayed from a graph; empty where torch has none."""
+    try:
+        import torch.distributed._symmetric_memory as symm
+
+        t = symm.empty(size // 2, dtype=torch.bfloat16, device=device)
+        symm.rendezvous(t, dist.group.WORLD)
+    except (ImportError, RuntimeError):
+        return {}
+    name = dist.group.WORLD.group_name  # type: ignore[union-attr]
+    calls = {
+        "one_shot": lambda: torch.ops.symm_mem.one_shot_all_reduce(t, "sum", name),
+        "two_shot": lambda: torch.ops.symm_mem.two_shot_all_reduce_(t, "sum", name),
+    }
+    found = {}
+    for what, call in calls.items():
+        t.normal_(0, 1e-3)
+        side = Timed(what, graphed(lambda x, y, call=call: call(), [(t, t)]), [])
+        measure([side], 20, 3)
+        found[what] = statistics.median(side.us)
+    return found

@@ -1,7 +1,7 @@
 """coccl-bench: compiled collectives beside NCCL on this machine's GPUs.
 
-    coccl-bench all_reduce --set int8 int4 -b 16M -e 256M -f 4 --json benchmarks/results/ar.json
-    torchrun --nproc_per_node 2 -m coccl_dsl.cli.bench two_shot --set int8
+coccl-bench all_reduce --set int8 int4 -b 16M -e 256M -f 4 --json benchmarks/results/ar.json
+torchrun --nproc_per_node 2 -m coccl_dsl.cli.bench two_shot --set int8
 """
 
 from __future__ import annotations
@@ -38,19 +38,41 @@ def parser() -> argparse.ArgumentParser:
         description="Compiled collectives beside NCCL: times, bandwidths, ratio to NCCL on the same dtype and on float32, share of what the wire allows. Every result is compared with simulate bit for bit.",
         epilog="example: coccl-bench all_reduce --set int8 int4 -b 16M -e 256M -f 4 --mode graph eager --json out.json",
     )
-    p.add_argument("collective", nargs="+", help="all_reduce, reduce_scatter, all_gather, all_to_all, send_recv, the name of an algorithm, or a .coll file")
-    p.add_argument("--set", dest="compressors", nargs="+", default=["int8"], metavar="COMPRESSOR", help="compressors to measure, for every compressor of the text")
+    p.add_argument(
+        "collective",
+        nargs="+",
+        help="all_reduce, reduce_scatter, all_gather, all_to_all, send_recv, the name of an algorithm, or a .coll file",
+    )
+    p.add_argument(
+        "--set",
+        dest="compressors",
+        nargs="+",
+        default=["int8"],
+        metavar="COMPRESSOR",
+        help="compressors to measure, for every compressor of the text",
+    )
     p.add_argument("-b", "--begin", type=size, default=size("1M"), help="smallest size in bytes (default 1M)")
     p.add_argument("-e", "--end", type=size, default=size("256M"), help="largest size (default 256M)")
     p.add_argument("-f", "--factor", type=float, default=4.0, help="factor between sizes (default 4)")
     p.add_argument("--dtype", nargs="+", default=["bf16"], choices=["f32", "bf16", "f16"])
-    p.add_argument("--mode", nargs="+", default=["graph"], choices=["graph", "eager", "eager_same"], help="graph replays, eager calls with new pointers, eager calls with one pointer")
+    p.add_argument(
+        "--mode",
+        nargs="+",
+        default=["graph"],
+        choices=["graph", "eager", "eager_same"],
+        help="graph replays, eager calls with new pointers, eager calls with one pointer",
+    )
     p.add_argument("--transport", default="auto", choices=["auto", "symm", "nccl", "torch"])
     p.add_argument("--slices", type=int, default=None, help="slices in flight (default: the text's first)")
     p.add_argument("-n", "--iterations", type=int, default=20)
     p.add_argument("--repeats", type=int, default=5, help="interleaved repeats; the ratio is their median")
     p.add_argument("--ranks", type=int, default=None, help="processes to start (default: one a GPU)")
-    p.add_argument("--tier", choices=list(TIERS), default="nvlink", help="link to use on both sides: shm and socket turn peer access off")
+    p.add_argument(
+        "--tier",
+        choices=list(TIERS),
+        default="nvlink",
+        help="link to use on both sides: shm and socket turn peer access off",
+    )
     p.add_argument("--no-f32", action="store_true", help="leave out NCCL on float32")
     p.add_argument("--json", type=Path, help="write all rows, with machine, versions, commit and command")
     p.add_argument("--plot", type=Path, help="write time against size as SVG or PNG (needs matplotlib)")
@@ -73,11 +95,11 @@ def main(argv: list[str] | None = None) -> int:
     if torch.cuda.device_count() < 1 or count < 2:
         print(f"coccl-bench: needs at least 2 GPUs, this machine has {torch.cuda.device_count()}", file=sys.stderr)
         return 1
-    return spawn(arguments, count)
+    return start_processes([sys.executable, "-m", "coccl_dsl.cli.bench", *arguments], count)
 
 
-def spawn(arguments: list[str], count: int) -> int:
-    """Start one process a rank, and end all when one fails."""
+def start_processes(command: list[str], count: int) -> int:
+    """Start one process a rank on this machine, end all when one fails; returns the exit code."""
     import socket
 
     with socket.socket() as s:
@@ -85,8 +107,9 @@ def spawn(arguments: list[str], count: int) -> int:
         port = s.getsockname()[1]
     processes = []
     for rank in range(count):
-        env = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        processes.append(subprocess.Popen([sys.executable, "-m", "coccl_dsl.cli.bench", *arguments], env=env))
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        processes.append(subprocess.Popen(command, env=os.environ | own))
     code = 0
     while processes:
         time.sleep(0.05)
@@ -127,7 +150,10 @@ def worker(options: argparse.Namespace, arguments: list[str]) -> int:
     link = link_rate(device) if options.tier == "nvlink" else 0.0
     p2p = p2p_rate(device)
     if lead:
-        print(f"# {torch.cuda.get_device_name(device)} x {dist.get_world_size()}, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}, tier {options.tier}", flush=True)
+        print(
+            f"# {torch.cuda.get_device_name(device)} x {dist.get_world_size()}, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}, tier {options.tier}",
+            flush=True,
+        )
         print(f"# link: {link:.0f} GB/s by stores, {p2p:.0f} GB/s by NCCL p2p, each way at once", flush=True)
         print(HEADER, flush=True)
     rows: list[Row] = []
@@ -175,7 +201,9 @@ HEADER = (
 def line(r: Any) -> str:
     unit = f"{r.size >> 20}M" if r.size >= 1 << 20 else f"{r.size >> 10}K"
     if r.error:
-        return f"{r.collective:<15}{r.compressor:<8}{r.dtype:<6}{unit:>8} {r.mode:<11}{r.transport:<10} WRONG: {r.error}"
+        return (
+            f"{r.collective:<15}{r.compressor:<8}{r.dtype:<6}{unit:>8} {r.mode:<11}{r.transport:<10} WRONG: {r.error}"
+        )
     f32 = f"{r.ratio_f32:.2f}" if r.ratio_f32 else "-"
     floor = f"{r.floor_us:.0f}" if r.floor_us else "-"
     same = "yes" if r.same_as_simulate and r.ranks_equal is not False else "no"
@@ -185,7 +213,9 @@ def line(r: Any) -> str:
     )
 
 
-def document(rows: list[Any], options: argparse.Namespace, arguments: list[str], link: float, p2p: float) -> dict[str, Any]:
+def document(
+    rows: list[Any], options: argparse.Namespace, arguments: list[str], link: float, p2p: float
+) -> dict[str, Any]:
     import torch
     import triton
 
@@ -194,8 +224,17 @@ def document(rows: list[Any], options: argparse.Namespace, arguments: list[str],
         "command": "coccl-bench " + " ".join(arguments),
         "commit": commit,
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "machine": {"gpu": torch.cuda.get_device_name(0), "gpus": torch.cuda.device_count(), "host": platform.processor() or platform.machine()},
-        "versions": {"torch": torch.__version__, "triton": triton.__version__, "nccl": ".".join(map(str, torch.cuda.nccl.version())), "python": platform.python_version()},
+        "machine": {
+            "gpu": torch.cuda.get_device_name(0),
+            "gpus": torch.cuda.device_count(),
+            "host": platform.processor() or platform.machine(),
+        },
+        "versions": {
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+            "python": platform.python_version(),
+        },
         "tier": options.tier,
         "link_gb_s": link,
         "nccl_p2p_gb_s": p2p,
@@ -205,7 +244,9 @@ def document(rows: list[Any], options: argparse.Namespace, arguments: list[str],
 
 def _git(*words: str) -> str:
     try:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=True, cwd=Path(__file__).parent).stdout.strip()
+        return subprocess.run(
+            ["git", *words], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -15,6 +15,7 @@ from ..lang.files import read
 from ..lang.parse import parse_binding, parse_comp
 from ..pipeline import Collective, World, raw_codec
 from ..plan import show
+from ..plan.model import GPU, axis_of, level_times, predicted
 from ..plan.ops import Exchange, Launch, Plan
 from ..runtime.cut import cut
 from ..wire.codec import DTYPES, TYPES, Codec
@@ -47,20 +48,24 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Seque
 
 @dataclass(frozen=True)
 class Facts:
-    """A proven world with one rank's plan. count: elements of the input that byte counts are for. codecs: all, by their names in the text."""
+    """A proven world with one rank's plan. count: elements of the input that byte counts are for. codecs: all, by their names in the text.
+    axes: names of a mesh's axes."""
 
     world: World
     trace: Trace
     plan: Plan
     count: int
     codecs: dict[str, Codec]
+    axes: tuple[str, ...] = ()
 
 
 def facts(collective: Collective, world: World, dtype: str, rank: int, count: int | None) -> Facts:
     trace = collective.trace(world, dtype=dtype)
     plan = collective.plan(world, rank, dtype=dtype, trace=trace)
     codecs = {"": raw_codec(dtype), **collective.program(dtype).codecs}
-    return Facts(world, trace, plan, show.fitting(plan, show.COUNT if count is None else count), codecs)
+    return Facts(
+        world, trace, plan, show.fitting(plan, show.COUNT if count is None else count), codecs, collective.axes
+    )
 
 
 def bytes_by_rank(f: Facts) -> list[tuple[int, int]]:
@@ -138,28 +143,49 @@ def print_report(report: Report) -> None:
 
 
 def print_steps(f: Facts) -> None:
-    """Each step of one rank: the launches before it, who sends to whom, bytes, lossy steps behind what is sent by any rank."""
+    """Each step of one rank: the launches before it, who sends to whom, bytes, lossy steps behind what is sent by any rank; and what the model
+    of `plan/model.py` expects of the slowest rank."""
     plan = f.plan
     lengths = cut(plan, f.count).lengths
+    other = next(iter(lengths.values()))
+    times = level_times(f.trace, lambda w: wire_bytes(f.codecs[w.codec], lengths.get(w.extent, other)))
     rows, launches = [], 0
     for step in plan.steps:
         if isinstance(step, Launch):
             launches += 1
         elif isinstance(step, Exchange):
-            sent = sum(
-                wire_bytes(plan.codecs[plan.wires[w].codec], lengths[plan.wires[w].extent])
-                for t in step.sends
-                for w in t.wires
+            by_axis: dict[int, int] = {}
+            for t in step.sends:
+                axis = axis_of(f.trace, plan.rank, t.peer)
+                size = sum(wire_bytes(plan.codecs[plan.wires[w].codec], lengths[plan.wires[w].extent]) for w in t.wires)
+                by_axis[axis] = by_axis.get(axis, 0) + size
+            sent = " + ".join(
+                f"{size:,}" + (f" along {f.axes[axis]}" if f.axes else "") for axis, size in sorted(by_axis.items())
             )
             lossy = max((w.lossy for m in f.trace.messages if m.level == step.level for w in m.sent), default=0)
             to = ", ".join(str(t.peer) for t in step.sends) or "-"
             source = ", ".join(str(t.peer) for t in step.recvs) or "-"
-            rows.append([str(step.level), str(launches), to, source, f"{sent:,}", str(lossy)])
+            time = times[step.level]
+            expected = f"{1e6 * time.seconds:,.0f} us, {time.link.name}"
+            rows.append([str(step.level), str(launches), to, source, sent or "0", str(lossy), expected])
             launches = 0
-    rows.append(["end", str(launches), "", "", "", str(f.trace.lossy)])
+    total = f"{1e6 * predicted(times, plan.launches):,.0f} us in all"
+    rows.append(["end", str(launches), "", "", "", str(f.trace.lossy), total])
     print(show.headline(plan) + f"   {f.count:,} elements")
-    head = ["step", "launches before", f"rank {plan.rank} sends to", "receives from", "bytes sent", "lossy so far"]
-    print_table(head, rows, right=(0, 1, 4, 5))
+    head = [
+        "step",
+        "launches before",
+        f"rank {plan.rank} sends to",
+        "receives from",
+        "bytes sent",
+        "lossy so far",
+        "predicted",
+    ]
+    print_table(head, rows, right=(0, 1, 4, 5, 6))
+    print(
+        f"  predicted: one slice on GPUs, {GPU.inside.bandwidth / 1e9:g} GB/s and {1e6 * GPU.inside.latency:g} us inside a node, "
+        f"{GPU.across.bandwidth / 1e9:g} GB/s and {1e6 * GPU.across.latency:g} us across, {1e6 * GPU.launch:g} us a launch"
+    )
 
 
 # ---------------------------------------------------------------- compressors

@@ -23,6 +23,10 @@ from .philox import uniform
 from .pieces import Part, States, parts
 
 
+# Claims are about groups of magnitudes up to this; a code times a scale, or a difference, may overflow beyond.
+CLAIMED = 1e38
+
+
 @dataclass(frozen=True)
 class Compressed:
     """wire uint8[bytes]; opened float32[elements], what receivers will read; states: new values in the state's dtype, whole groups;
@@ -47,7 +51,7 @@ class Opened:
 @dataclass(frozen=True)
 class ClaimCheck:
     """One claim of a compressor, evaluated: its text, its bound float32[elements] where it has the form abs(..) <= bound, and whether it
-    holds (bool scalar tensor) for every live element of the groups whose x is finite and that no flag poisons."""
+    holds (bool scalar tensor) for every live element of the groups whose x is at most CLAIMED and that no flag poisons."""
 
     text: str
     bound: Tensor | None
@@ -170,7 +174,7 @@ def bounds(
     holds = [torch.ones((), dtype=torch.bool, device=x.device) for _ in codec.claims]
     for part, batch in run.batches():
         assert batch.x is not None
-        skipped = ~torch.isfinite(batch.x).all(-1, keepdim=True)
+        skipped = ~(batch.x.abs() <= CLAIMED).all(-1, keepdim=True)
         for flag in codec.flags.values():
             skipped = skipped | batch.value(flag)
         for i, c in enumerate(codec.claims):
@@ -240,6 +244,11 @@ class _EagerFolds:
 
     def _fold(self, fold: FoldArgs, x: Tensor, y: Tensor) -> None:
         s = self.signature
+        if fold.copy_to is not None:
+            source = fold.dense[0]
+            assert isinstance(source, int)
+            y[fold.copy_to : fold.copy_to + fold.length] = x[source : source + fold.length]
+            return
         total: Tensor | None = None
         for (_, basis), place in zip(s.dense, fold.dense, strict=True):
             v = _rebased(self._dense(fold, place, basis, x), basis, s.basis, fold.length)

@@ -391,6 +391,7 @@ _OPS: dict[str, _Op] = {
     "quantize": _quantize,
     "round_to": _round_to,
     "spread": lambda b, n, a: a[0],
+    "whole": lambda b, n, a: a[0],
     "slice": lambda b, n, a: a[0][..., n.attr[0] : n.attr[1]],
     "concat": lambda b, n, a: torch.cat(a, dim=-1),
     "plane": _plane,

@@ -52,7 +52,7 @@ class FoldArgs:
     sinks   one entry a sink: element offset into y (role output), or the place of a float32 scratch
     key     value number for stochastic rounding, 64 bits
     state   state name -> places, of the out codec; wire_states: the same for each opened wire
-    versions  int32 tensors of one element: expected version of each opened wire with `both` state, and of the wire produced
+    copy_to a row that does not fold: elements dense[0].. of x go to this offset of y as they are
     """
 
     length: int
@@ -64,6 +64,7 @@ class FoldArgs:
     key: int = 0
     state: dict[str, StatePlaces] = field(default_factory=dict)
     wire_states: tuple[dict[str, StatePlaces], ...] = ()
+    copy_to: int | None = None
 
 
 @dataclass(frozen=True)

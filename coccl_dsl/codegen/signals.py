@@ -77,7 +77,15 @@ def exchange_rows(table, status, number, deadline_ns, LAG: tl.constexpr):
 def exchange_one(signal, wait, passed, peer, step, status, number, deadline_ns, LAG: tl.constexpr):
     """The same for one row, given as arguments. grid (1,), one warp."""
     _exchange(
-        signal.to(tl.int64), wait.to(tl.int64), passed.to(tl.int64), peer.to(tl.int64), step.to(tl.int64), status, number, deadline_ns, LAG
+        signal.to(tl.int64),
+        wait.to(tl.int64),
+        passed.to(tl.int64),
+        peer.to(tl.int64),
+        step.to(tl.int64),
+        status,
+        number,
+        deadline_ns,
+        LAG,
     )
 
 

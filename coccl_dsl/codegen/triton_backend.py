@@ -78,10 +78,11 @@ class _TritonFolds:
         # The kernel's constants but ALIGNED, in its order.
         one = {
             "ONE_WIRE": all(len(f.wires) <= 1 for f in folds),
-            "ONE_PLACE": all(len(f.places) == 1 for f in folds),
+            "ONE_PLACE": all(len(f.places) == 1 for f in folds if f.copy_to is None),
             "LOOP": self.programs < needed,
+            "COPIES": any(f.copy_to is not None for f in folds),
         }
-        fixed = (rows.size, rows.places_at, float(context.factor if context.factor is not None else 1.0))
+        fixed = (self.folds, rows.size, rows.places_at, float(context.factor if context.factor is not None else 1.0))
         if knobs.runtime.interpret:
             self.run = self._interpreted(function, fixed, one, shape)
         else:
@@ -90,7 +91,7 @@ class _TritonFolds:
     def _interpreted(
         self, function: Any, fixed: tuple[Any, ...], one: dict[str, bool], shape: Tiling
     ) -> Callable[..., None]:
-        c, grid = self.context, (self.programs, self.folds)
+        c, grid = self.context, (self.programs * self.folds,)
         _compile(function, None, lambda: function)
 
         def run(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -127,7 +128,7 @@ class _TritonFolds:
             kernel = compiled(aligned)
             launches[aligned] = kernel.run, kernel.function, kernel.packed_metadata
         tail = (self.table.data_ptr(), *fixed, c.rng.data_ptr(), c.version.data_ptr(), c.flags.data_ptr())
-        programs, folds, offsets_aligned = self.programs, self.folds, self.aligned
+        programs, offsets_aligned = self.programs * self.folds, self.aligned
         constants = tuple(one.values())
         active: Any = driver.active
         stream_of, current_device = active.get_current_stream, torch.cuda.current_device
@@ -141,7 +142,7 @@ class _TritonFolds:
             launch, kernel, metadata = launches[aligned]
             # No launch metadata and no hooks: what follows are the kernel's arguments, constants included.
             rest = (*tail, aligned, *constants)
-            launch(programs, folds, 1, stream_of(index), kernel, metadata, None, None, None, px, py, *rest)
+            launch(programs, 1, 1, stream_of(index), kernel, metadata, None, None, None, px, py, *rest)
 
         return run
 
@@ -152,14 +153,18 @@ class _Rows:
     def __init__(self, row: Row, signature: Signature, folds: list[FoldArgs], context: OpContext):
         self.row, self.context = row, context
         self.places_at = row.wires_at + row.entry * max(len(f.wires) for f in folds)
-        self.size = self.places_at + max(len(f.places) for f in folds)
+        self.size = self.places_at + max(1, *(len(f.places) for f in folds))
         self.flags = [1 + context.flag_names.index(name) for name in row.flags]
         itemsize = DTYPES[context.dtype].itemsize
-        offsets = [p for f in folds for p in (*f.dense, *f.sinks) if isinstance(p, int)]
+        offsets = [p for f in folds for p in (*f.dense, *f.sinks, f.copy_to) if isinstance(p, int)]
         self.aligned = all(p * itemsize % 16 == 0 for p in offsets)
         self.values = [self._values(f) for f in folds]
 
     def _values(self, f: FoldArgs) -> list[int]:
+        if f.copy_to is not None:
+            values = [f.length, f.start, 0, 0, -1, _where(f.dense[0])]
+            values += [0] * (self.places_at - len(values)) + [f.copy_to]
+            return values + [0] * (self.size - len(values))
         values = [f.length, f.start, _signed(f.key), len(f.wires), len(f.places)]
         values += [_where(p) for p in (*f.dense, *f.sinks)]
         values += _states(self.row.states, f.state)

@@ -351,6 +351,9 @@ class Printer:
             return f"tl.broadcast_to({self._arg(node, 0)}, {self._shape(node)})"
         return f"tl.full({self._shape(node)}, {self._arg(node, 0)}, tl.{_DTYPES[node.kind]})"
 
+    def _op_whole(self, node: Node) -> str:
+        return self._arg(node, 0)
+
     def _op_plane(self, node: Node) -> str:
         return f"lib.plane({self._arg(node, 0)}, {node.attr[0]}, {node.attr[1]})"
 

@@ -23,7 +23,12 @@ class PinnedPointer:
 
 
 def frozen(
-    function: Any, grid: int, arguments: tuple[Any, ...], constants: dict[str, Any], device: torch.device, warps: int = 1
+    function: Any,
+    grid: int,
+    arguments: tuple[Any, ...],
+    constants: dict[str, Any],
+    device: torch.device,
+    warps: int = 1,
 ) -> Callable[[], None]:
     """A launch of `function` with these arguments, on the stream that is current when it is called. Compiles now.
 

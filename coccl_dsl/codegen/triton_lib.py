@@ -463,6 +463,26 @@ def element(pointer, index, ALIGNED: tl.constexpr):
 
 
 @triton.jit
+def copy(source, target, length, program, step, TILE: tl.constexpr):
+    """Copy `length` elements as they are, bit for bit; program number `program` of `step` takes every step-th tile."""
+    index = tl.arange(0, TILE)
+    first = program * TILE
+    while first < length:
+        here, there, left = source + first, target + first, length - first
+        if left >= TILE:
+            tl.store(there + index, tl.load(here + index))
+        else:
+            # Few values at a time: masks on a whole tile would take all registers.
+            few = tl.arange(0, 128)
+            done = left - left
+            while done < left:
+                inside = few < left - done
+                tl.store(there + done + few, tl.load(here + done + few, mask=inside), mask=inside)
+                done += 128
+        first += step * TILE
+
+
+@triton.jit
 def place(address, DTYPE: tl.constexpr, STEP: tl.constexpr):
     """Pointer to a tile of a run: 16-byte aligned where the run is, plus whole tiles of STEP bytes."""
     return tl.multiple_of(address.to(tl.pointer_type(DTYPE)), _divisor(STEP))

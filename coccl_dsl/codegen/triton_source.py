@@ -1,6 +1,6 @@
 """One readable Triton kernel a Fold signature, as text. Nothing here imports triton.
 
-A launch runs a grid of (tiles of the longest piece, folds). Each fold is a row of the **segment table**, int64 in device memory:
+A launch runs a grid of tiles of the longest piece times folds, the folds in turn, so that all peers are served at once. Each fold is a row of the **segment table**, int64 in device memory:
 
     0 length   elements of the piece
     1 start    index in the chunk of the piece's first element
@@ -17,7 +17,8 @@ A launch runs a grid of (tiles of the longest piece, folds). Each fold is a row 
 Counts of wires and places differ from row to row; all rows of a launch have room for the largest, so that `row_size` and `places_at` (the
 column of the first place) are arguments, and an address is one load away from its row. Thus one kernel serves any world size. Variants, as
 constants: LOOP for launches of fewer programs than tiles, ONE_WIRE, ONE_PLACE for launches whose folds open one wire, or write one place, each (no loops, which lets Triton lay values out as
-the wire is and takes fewer registers), and ALIGNED, which promises that x and y are 16-byte aligned wherever the table's offsets point.
+the wire is and takes fewer registers), COPIES for launches with rows that only copy x to y as it is (places is -1; the first place is the
+offset into y), and ALIGNED, which promises that x and y are 16-byte aligned wherever the table's offsets point.
 
 A tile is elements of one frame, and whole tiles (FULL) take no masks. What is left of a piece after its whole tiles is cut into small ones,
 each with a program of its own: masks take registers, and many values a thread besides would slow the whole tiles, which share the kernel.
@@ -34,8 +35,9 @@ from ..wire.codec import FRAME, TYPES, Codec, Field, Node, walk
 from ..wire.layout import ALIGN, frame_bytes
 from .triton_graph import Printer, fits, width
 
-# Elements of a whole tile, of a small one, and of a warp in a whole one: 32 values a thread keep within 64 to 96 registers.
-TILE = 4096
+# Elements of a whole tile, of a small one, and of a warp in a whole one: small tiles start
+# the link early; see benchmarks/results/nvlink.json.
+TILE = 2048
 SMALL = 1024
 WARP = 1024
 HEADER = """import triton
@@ -44,8 +46,8 @@ import triton.language as tl
 from coccl_dsl.codegen import triton_groups as groups
 from coccl_dsl.codegen import triton_lib as lib
 """
-VARIANTS = ("ALIGNED", "ONE_WIRE", "ONE_PLACE", "LOOP")
-ARGUMENTS = ("x", "y", "table", "row_size", "places_at", "factor", "rng", "version", "flags")
+VARIANTS = ("ALIGNED", "ONE_WIRE", "ONE_PLACE", "LOOP", "COPIES")
+ARGUMENTS = ("x", "y", "table", "folds", "row_size", "places_at", "factor", "rng", "version", "flags")
 FIXED = 5
 
 _CONSTANTS = ", ".join(f"{name}: tl.constexpr" for name in VARIANTS)
@@ -145,7 +147,7 @@ def tiling(signature: Signature, codecs: dict[str, Codec]) -> Tiling:
     bases = [signature.basis, *(b for _, b in signature.dense), *(b for _, b, _ in signature.sinks)]
     least = max([c.group for c in (out, opened) if c] + bases)
     tile = max(TILE, least)
-    return Tiling(tile, max(SMALL, least), max(4, min(16, tile // WARP)))
+    return Tiling(tile, max(SMALL, least), max(2, min(16, tile // WARP)))
 
 
 def kernel_source(signature: Signature, dtype: str, codecs: dict[str, Codec], factor: bool) -> KernelSource:
@@ -333,7 +335,7 @@ class _Kernel:
 
     def _tile(self) -> None:
         o = self.o
-        arguments = ", ".join(a for a in ARGUMENTS if a not in ("table", "row_size"))
+        arguments = ", ".join(a for a in ARGUMENTS if a not in ("table", "folds", "row_size"))
         o.add(
             "@triton.jit",
             f"def FOLD_tile(row, first, length, {arguments}, {_CONSTANTS}, TILE: tl.constexpr, FULL: tl.constexpr):",
@@ -489,15 +491,23 @@ class _Kernel:
         o.add(f"def FOLD({', '.join(ARGUMENTS)}, {_CONSTANTS}):")
         o.depth += 1
         o.add(f'"""{self.s}"""')
-        o.add("row = table + tl.program_id(1).to(tl.int64) * row_size", "length = tl.load(row)")
-        arguments = ", ".join(a for a in ARGUMENTS if a not in ("table", "row_size"))
+        o.add(
+            "program = tl.program_id(0).to(tl.int64) // folds",
+            "row = table + tl.program_id(0).to(tl.int64) % folds * row_size",
+        )
+        o.add("step = tl.num_programs(0) // folds", "length = tl.load(row)")
+        arguments = ", ".join(a for a in ARGUMENTS if a not in ("table", "folds", "row_size"))
         constants = ", ".join(VARIANTS)
         tile, small = self.tiling.tile, self.tiling.small
-        o.add(f"whole = length // {tile}", "program = tl.program_id(0).to(tl.int64)")
+        o.add("if COPIES:", "    if tl.load(row + 4) < 0:")
+        o.add("        source = lib.element(x, tl.load(row + 5), ALIGNED)")
+        o.add("        target = lib.element(y, tl.load(row + places_at), ALIGNED)")
+        o.add(f"        lib.copy(source, target, length, program, step, {tile})", "        return")
+        o.add(f"whole = length // {tile}")
         full = f"FOLD_tile(row, program * {tile}, length, {arguments}, {constants}, {tile}, True)"
         rest = f"FOLD_tile(row, first, length, {arguments}, {constants}, {small}, False)"
         first = f"first = whole * {tile} + (program - whole) * {small}"
-        o.add("if LOOP:", "    step = tl.num_programs(0)", "    while program < whole:")
+        o.add("if LOOP:", "    while program < whole:")
         o.add(f"        {full}", "        program += step", f"    {first}", "    while first < length:")
         o.add(f"        {rest}", f"        first += step * {small}")
         o.add("else:", "    if program < whole:", f"        {full}", "    else:", f"        {first}")

@@ -329,61 +329,9 @@ class _Builder:
         return ast.Dtypes(self.span(node), "only", tuple(str(n) for n in names))
 
     def on_flag(self, node, name, *rest):
-        field, code, test = rest if len(rest) == 3 else (None, None, rest[0])
-        told = (str(field), self.build(code)) if field is not None else (None, None)
-        return ast.Flag(self.span(node), str(name), self.build(test), *told)
-
-    def on_compressor(self, node, name, *rest):
-        params, parts = [], []
-        for r in rest:
-            if r is None:
-                continue
-            (params if str(r.data) == "param" else parts).append(self.build(r))
-        return ast.CompressorDef(self.span(node), self.name(name), tuple(params), tuple(parts), self.span(name))
-
-    def on_param(self, node, name, kind, default):
-        return ast.Param(
-            self.span(node), self.name(name), str(kind), self.build(default) if default is not None else None
-        )
-
-    def on_basis(self, node, name, size):
-        return ast.Basis(self.span(node), str(name), self.build(size))
-
-    def on_state(self, node, name, dtype, scope, first):
-        return ast.State(
-            self.span(node), self.name(name), str(dtype), str(scope.children[0]), str(first) if first else None
-        )
-
-    def on_wire(self, node, *fields):
-        return ast.WireBlock(self.span(node), self.all(fields))
-
-    def on_field(self, node, name, kind, length, frame):
-        nested = str(kind.data).endswith("nested")
-        word = str(kind.children[0])
-        return ast.FieldDecl(
-            self.span(node),
-            self.name(name),
-            None if nested else word,
-            word if nested else None,
-            self.build(length) if length is not None else None,
-            frame is not None,
-        )
-
-    def on_nonfinite_field(self, node, name="code"):
-        return ast.NonFinite(self.span(node), str(name), None)
-
-    def on_nonfinite_code(self, node, name, value):
-        return ast.NonFinite(self.span(node), str(name), self.build(value))
-
-    def on_exact(self, node, *names):
-        return ast.Dtypes(self.span(node), "exact", tuple(str(n) for n in names))
-
-    def on_only(self, node, *names):
-        return ast.Dtypes(self.span(node), "only", tuple(str(n) for n in names))
-
-    def on_flag(self, node, name, test, field=None, code=None):
-        code = None if code is None else self.build(code)
-        return ast.Flag(self.span(node), str(name), self.build(test), None if field is None else str(field), code)
+        *told, test = (r for r in rest if r is not None)
+        field, code = (str(told[0]), self.build(told[1])) if told else (None, None)
+        return ast.Flag(self.span(node), str(name), self.build(test), field, code)
 
     def on_compress(self, node, param, *steps):
         return ast.Body(self.span(node), "compress", self.name(param), None, self.all(steps), None)

@@ -88,4 +88,7 @@ def assign_credits(plans: list[Plan]) -> list[Plan]:
             if len(plans) > MAX_SEARCH or not _reaches(lines, owner, last, writer, first):
                 awaits[writer].add(owner)
     grants: list[set[int]] = [{w for w, owners in enumerate(awaits) if owner in owners} for owner in range(len(plans))]
-    return [replace(p, credits=Credits(tuple(sorted(a)), tuple(sorted(g)))) for p, a, g in zip(plans, awaits, grants, strict=True)]
+    return [
+        replace(p, credits=Credits(tuple(sorted(a)), tuple(sorted(g))))
+        for p, a, g in zip(plans, awaits, grants, strict=True)
+    ]

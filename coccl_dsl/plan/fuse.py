@@ -45,7 +45,9 @@ class _Term:
 
 
 class _Fuser:
-    def __init__(self, line: Line, both: frozenset[str], stateful: frozenset[str], split_output: frozenset[str], apart: bool):
+    def __init__(
+        self, line: Line, both: frozenset[str], stateful: frozenset[str], split_output: frozenset[str], apart: bool
+    ):
         self.line, self.both, self.stateful, self.split, self.apart = line, both, stateful, split_output, apart
         self.units: list[Unit] = []
         self.scratch: dict[int, tuple[int, int]] = {}
@@ -129,7 +131,11 @@ class _Fuser:
         if v.op == "input":
             return _Term("input", v.args[0], 0)
         if v.op == "turn":
-            return self.addend(id) if self.v(v.args[0]).op != "turn" else _Term("scratch", self.keep(v.args[0]), self.v(v.args[0]).basis)
+            return (
+                self.addend(id)
+                if self.v(v.args[0]).op != "turn"
+                else _Term("scratch", self.keep(v.args[0]), self.v(v.args[0]).basis)
+            )
         assert v.op == "open", v
         return _Term("wire", v.args[0], v.basis)
 
@@ -162,7 +168,9 @@ class _Fuser:
 
     # ------------------------------------------------------------ units
 
-    def unit(self, extent: int, terms: list[_Term], basis: int, wire: WNode | None, sinks: tuple[Sink, ...], level: int) -> int:
+    def unit(
+        self, extent: int, terms: list[_Term], basis: int, wire: WNode | None, sinks: tuple[Sink, ...], level: int
+    ) -> int:
         """A Fold of these terms, cut to the shape of a Fold where needed."""
         terms = self._cut(extent, list(terms), basis, level)
         dense = tuple(Dense(t.kind, t.index, t.basis) for t in terms if t.kind != "wire")
@@ -184,7 +192,18 @@ class _Fuser:
                     after.add(self.close(w))
         out = wire.codec if wire else None
         state = StateRef(wire.site, wire.extent, wire.owner) if wire and wire.codec in self.stateful else None
-        fold = Fold(extent, dense, tuple(opened), basis, codec, out, wire.id if wire else None, sinks, wire.key if wire else 0, state)
+        fold = Fold(
+            extent,
+            dense,
+            tuple(opened),
+            basis,
+            codec,
+            out,
+            wire.id if wire else None,
+            sinks,
+            wire.key if wire else 0,
+            state,
+        )
         self.units.append(Unit(fold, level, min(wire.sent) if wire and wire.sent else None, after))
         return len(self.units) - 1
 
@@ -198,7 +217,9 @@ class _Fuser:
                 slot = len(self.scratch)
                 self.scratch[slot] = (extent, basis)
                 before = max((self._ready(x) for x in terms[:i]), default=0)
-                self.scratch_maker[slot] = self.unit(extent, terms[:i], basis, None, (Sink(Dense("scratch", slot, basis), False),), before)
+                self.scratch_maker[slot] = self.unit(
+                    extent, terms[:i], basis, None, (Sink(Dense("scratch", slot, basis), False),), before
+                )
                 return self._cut(extent, [_Term("scratch", slot, basis), *terms[i:]], basis, level)
             codec = this if this is not None else codec
         return terms

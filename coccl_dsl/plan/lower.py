@@ -122,7 +122,11 @@ class _Lowering:
         return found
 
     def _add(self, w: Wire, source: int) -> int:
-        self.wires.append(WNode(len(self.wires), w.codec, source, w.site, w.extent, self.t.numbers.key(w.key_number), w.origin, w.level))
+        self.wires.append(
+            WNode(
+                len(self.wires), w.codec, source, w.site, w.extent, self.t.numbers.key(w.key_number), w.origin, w.level
+            )
+        )
         return len(self.wires) - 1
 
 
@@ -141,4 +145,3 @@ def lower(trace: Trace, rank: int, stateful: frozenset[str] = frozenset()) -> Li
     outputs = [work.value(v) if v is not None else -1 for v in trace.outputs[rank]]
     posts.sort(key=lambda p: (p.level, p.order))
     return Line(rank, work.values, work.wires, posts, outputs, trace.levels)
-

@@ -118,16 +118,20 @@ class Signature:
         text = " + ".join(parts)
         if self.out_codec:
             text += f" -> {self.out_codec}"
-        places = [("open " if opened else "") + (role if not basis else f"{role}.h{basis}") for role, basis, opened in self.sinks]
+        places = [
+            ("open " if opened else "") + (role if not basis else f"{role}.h{basis}")
+            for role, basis, opened in self.sinks
+        ]
         return text + (" -> " + ", ".join(places) if places else "")
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Folds of one signature, run as one kernel launch."""
+    """Folds of one signature, run as one kernel launch. copies: (input, output) chunks that it hands on beside them, bit for bit."""
 
     signature: Signature
     folds: tuple[Fold, ...]
+    copies: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .ops import Exchange, Launch, Remote, Step
+from .ops import Copy, Exchange, Launch, Remote, Step
 
 
 def _positions(steps: list[Step], mapped: frozenset[int]) -> dict[int, list[Remote]]:
@@ -51,7 +51,7 @@ def place(steps: list[Step], mapped: frozenset[int]) -> list[Step]:
                     places = tuple(remote.get(f.wire, ()))
                     f = replace(f, remote=places, local=f.wire in used or not places)
                 folds.append(f)
-            done.append(Launch(step.signature, tuple(folds)))
+            done.append(Launch(step.signature, tuple(folds), step.copies))
         elif isinstance(step, Exchange):
             copies = tuple(
                 (w, r)
@@ -65,4 +65,16 @@ def place(steps: list[Step], mapped: frozenset[int]) -> list[Step]:
             done.append(Exchange(step.level, sends, recvs, copies))
         else:
             done.append(step)
-    return done
+    return _copies_in_launches(done)
+
+
+def _copies_in_launches(steps: list[Step]) -> list[Step]:
+    """A launch that stores over the link leaves the memory idle: it takes the copies along, its programs taking turns."""
+    first = next((i for i, s in enumerate(steps) if isinstance(s, Launch)), None)
+    if first is None or not isinstance(steps[0], Copy):
+        return steps
+    launch = steps[first]
+    assert isinstance(launch, Launch)
+    if not any(f.remote for f in launch.folds) or launch.signature.dense[:1] != (("input", 0),):
+        return steps
+    return [*steps[1:first], Launch(launch.signature, launch.folds, steps[0].pairs), *steps[first + 1 :]]

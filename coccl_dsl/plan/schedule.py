@@ -18,8 +18,8 @@ from ..lang.program import Program
 from ..wire.codec import Codec
 from .fuse import Fused, Unit, fuse
 from .lower import Line, lower
-from .place import place
 from .ops import Buffers, Commit, Copy, Exchange, Fold, Launch, Plan, ScratchInfo, StateRef, Step, Transfer, WireInfo
+from .place import place
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,15 @@ def alignment_of(program: Program, raw: Codec) -> int:
     return lcm(*(max(c.group, c.basis) for c in codecs))
 
 
-def make_plan(program: Program, trace: Trace, rank: int, raw: Codec, op: str = "sum", mapped: frozenset[int] = frozenset(), apart: bool = False) -> Plan:
+def make_plan(
+    program: Program,
+    trace: Trace,
+    rank: int,
+    raw: Codec,
+    op: str = "sum",
+    mapped: frozenset[int] = frozenset(),
+    apart: bool = False,
+) -> Plan:
     """Lower, fuse and schedule one rank of a proven trace. mapped: ranks whose memory is mapped here (and ours there). apart: nothing is fused."""
     codecs = {**program.codecs, "": raw}
     stateful = frozenset(n for n, c in codecs.items() if c.stateful)

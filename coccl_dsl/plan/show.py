@@ -150,6 +150,8 @@ def _step(plan: Plan, step: Any) -> Iterator[str]:
         yield f"launch {step.signature}"
         for f in step.folds:
             yield "    " + fold_text(plan, f)
+        for i, o in step.copies:
+            yield f"    output[{o}] <- input[{i}] as it is"
     elif isinstance(step, Exchange):
         yield f"step {step.level}"
         yield "    " + exchange_text(step)
@@ -255,7 +257,12 @@ def _dense_json(d: Dense) -> dict[str, Any]:
 
 def _step_json(step: Any) -> dict[str, Any]:
     if isinstance(step, Launch):
-        return {"do": "launch", "signature": str(step.signature), "folds": [_fold_json(f) for f in step.folds]}
+        return {
+            "do": "launch",
+            "signature": str(step.signature),
+            "folds": [_fold_json(f) for f in step.folds],
+            "copies": [{"input": i, "output": o} for i, o in step.copies],
+        }
     if isinstance(step, Exchange):
         sends = [{"to": t.peer, "wires": list(t.wires), "direct": t.direct} for t in step.sends]
         receives = [{"from": t.peer, "wires": list(t.wires), "direct": t.direct} for t in step.recvs]

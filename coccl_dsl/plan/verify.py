@@ -91,14 +91,16 @@ def verify(plan: Plan) -> Plan:
             sent = {plan.wires[w].slot for t in step.sends if not t.direct for w in t.wires}
             got = [plan.wires[w].slot for t in step.recvs for w in t.wires]
             need(len(got) == len(set(got)) and not sent & set(got), "a level receives into memory that it sends from")
-        elif isinstance(step, Copy):
-            for source, i in step.pairs:
+        if isinstance(step, Launch | Copy):
+            for source, i in step.copies if isinstance(step, Launch) else step.pairs:
                 need(i not in written, f"output {i} is written twice")
                 need(plan.buffers.outputs[i] == plan.buffers.inputs[source], f"output {i} is another chunk")
-                need(plan.buffers.aliases[i] in (-1, source), f"input {plan.buffers.aliases[i]} is overwritten by a copy")
+                need(
+                    plan.buffers.aliases[i] in (-1, source), f"input {plan.buffers.aliases[i]} is overwritten by a copy"
+                )
                 written[i] = at
-        else:
-            need(isinstance(step, Commit) and step is plan.steps[-1], "the commit is last")
+        if isinstance(step, Commit):
+            need(step is plan.steps[-1], "the commit is last")
     return plan
 
 
@@ -111,8 +113,12 @@ def verify_world(plans: list[Plan]) -> None:
             for s in p.steps:
                 if isinstance(s, Exchange) and s.level == level:
                     for t in s.sends:
-                        sent.setdefault((p.rank, t.peer), []).extend((p.wires[w].codec, p.wires[w].extent) for w in t.wires)
+                        sent.setdefault((p.rank, t.peer), []).extend(
+                            (p.wires[w].codec, p.wires[w].extent) for w in t.wires
+                        )
                     for t in s.recvs:
-                        got.setdefault((t.peer, p.rank), []).extend((p.wires[w].codec, p.wires[w].extent) for w in t.wires)
+                        got.setdefault((t.peer, p.rank), []).extend(
+                            (p.wires[w].codec, p.wires[w].extent) for w in t.wires
+                        )
         if sent != got:
             raise PlanError(f"level {level}: sends and receives differ between ranks")

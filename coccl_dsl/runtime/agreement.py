@@ -34,7 +34,9 @@ class Meeting:
             self.store.wait(keys, self.timeout)
         except Exception as e:
             missing = [r for r, key in enumerate(keys) if not self.store.check([key])]
-            raise BindError(f"{self.what}: ranks {missing} did not bind within {self.timeout.total_seconds():g} s") from e
+            raise BindError(
+                f"{self.what}: ranks {missing} did not bind within {self.timeout.total_seconds():g} s"
+            ) from e
         return [self.store.get(key).decode() for key in keys]
 
     def agree(self, fields: dict[str, str]) -> None:

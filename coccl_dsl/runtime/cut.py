@@ -57,7 +57,9 @@ def cut(plan: Plan, count: int, splits: tuple[Sequence[int], Sequence[int]] | No
             if len(send) != n or len(receive) != n or sum(send) != count:
                 raise ValueError(f"splits {list(send)} and {list(receive)} do not fit {count} elements over {n} ranks")
             if send[plan.rank] != receive[plan.rank]:
-                raise ValueError(f"rank {plan.rank} keeps {send[plan.rank]} elements for itself but expects {receive[plan.rank]}")
+                raise ValueError(
+                    f"rank {plan.rank} keeps {send[plan.rank]} elements for itself but expects {receive[plan.rank]}"
+                )
             lengths = {plan.rank * n + j: int(c) for j, c in enumerate(send)}
             lengths |= {j * n + plan.rank: int(c) for j, c in enumerate(receive)}
             missing = extents - lengths.keys()

@@ -121,34 +121,35 @@ def _resolve(group_name: str) -> dist.ProcessGroup:
         raise ValueError(f"there is no process group named {group_name!r}; pass group.group_name") from e
 
 
-def _capacity(kind: str, count: int, world: int) -> int:
+def capacity_for(kind: str, count: int, world: int) -> int:
     """`count` rounded up to a power of two, and to what the collective takes."""
     power = 1 << max(0, count - 1).bit_length()
     return -(-power // world) * world if kind in ("reduce_scatter", "all_to_all") else power
 
 
-def _capturing(x: torch.Tensor) -> bool:
+def capturing(x: torch.Tensor) -> bool:
     return x.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _forget_destroyed(entry: _Entry) -> None:
-    for group in [g for g in entry.bound if g not in dist.distributed_c10d._world.pg_map]:
-        del entry.bound[group]
+def forget_destroyed(kept: dict[dist.ProcessGroup, Any]) -> None:
+    """Drop what belongs to groups that are no more."""
+    for group in [g for g in kept if g not in dist.distributed_c10d._world.pg_map]:
+        del kept[group]
 
 
 def _call(name: str, x: torch.Tensor, group_name: str, op: str) -> torch.Tensor:
     entry, group = _entries[name], _resolve(group_name)
-    capacity = _capacity(entry.collective.kind, x.numel(), group.size())
+    capacity = capacity_for(entry.collective.kind, x.numel(), group.size())
     kind = (op, x.dtype, x.device, capacity)
     bound = entry.bound.get(group, {}).get(kind)
     if bound is None:
-        if _capturing(x):
+        if capturing(x):
             raise CollectiveError(
                 f"torch.ops.{NAMESPACE}.{name} has not been bound for this call, and cannot be under CUDA graph capture: before the capture, "
                 f"call torch.ops.{NAMESPACE}.{name}(x, {group_name!r}, {op!r}) once on all ranks with {x.numel()} elements of {x.dtype}"
             )
         with _lock:
-            _forget_destroyed(entry)
+            forget_destroyed(entry.bound)
             options: dict[str, Any] = {"op": op, "capacity": capacity, "root": entry.root}
             if entry.mesh is not None:
                 options["mesh"] = entry.mesh

@@ -192,7 +192,9 @@ class Executor:
             if length > self.largest.lengths.get(extent, 0):
                 what = f"a chunk of {length}" if splits else str(count)
                 most = self.largest.lengths.get(extent, 0) if splits else self.capacity
-                raise ValueError(f"{what} elements do not fit the op, which is bound for {most}; bind with a larger capacity")
+                raise ValueError(
+                    f"{what} elements do not fit the op, which is bound for {most}; bind with a larger capacity"
+                )
         codecs = {n: (c.first or c) if first else c for n, c in self.plan.codecs.items()}
         context = OpContext(self.plan.dtype, self.factor, codecs, self.rng, self.version, self.flags, self.flag_names)
         plain = replace(context, codecs=dict.fromkeys(codecs, self.raw))
@@ -202,11 +204,16 @@ class Executor:
             for step in self.plan.steps:
                 if isinstance(step, Launch):
                     programs = self.far_programs if any(f.remote for f in step.folds) else None
+                    rows = self._copied(step, made, k)
                     for small, shared in ((False, context), (True, plain)):
                         here = [f for f in step.folds if self._goes_raw(f.extent, made) == small]
-                        folds = [a for f in here if (a := self._fold(f, made, k)) is not None]
+                        folds = [a for f in here if (a := self._fold(f, made, k)) is not None] + rows
+                        rows = []
                         if folds:
-                            steps.append(self.backend.prepare(step.signature, folds, shared, programs))
+                            signature = (
+                                replace(step.signature, basis=0) if small else step.signature
+                            )  # raw works in no basis
+                            steps.append(self.backend.prepare(signature, folds, shared, programs))
                 elif isinstance(step, Exchange):
                     steps.append(self._exchange(step, made, k, codecs))
             slices.append(steps)
@@ -232,6 +239,16 @@ class Executor:
 
     def _goes_raw(self, extent: int, made: Cut) -> bool:
         return made.lengths[extent] * TORCH[self.plan.dtype].itemsize < self.min_bytes
+
+    def _copied(self, step: Launch, made: Cut, k: int) -> list[FoldArgs]:
+        """The rows of a launch that hand chunks on."""
+        rows = []
+        for i, o in step.copies:
+            part = self._piece(self.plan.buffers.outputs[o], made, k)
+            if part.length:
+                at, to = made.inputs[i] + part.start, made.outputs[o] + part.start
+                rows.append(FoldArgs(part.length, part.start, (at,), (), (), (), copy_to=to))
+        return rows
 
     def _fold(self, f: Fold, made: Cut, k: int) -> FoldArgs | None:
         part = self._piece(f.extent, made, k)
@@ -290,7 +307,9 @@ class Executor:
             if part.length:
                 size = size_of(info, part.length)
                 here, there = self._place(info.slot, k), self.remote[k, remote]
-                copies.append((here.buffer[here.offset : here.offset + size], there.buffer[there.offset : there.offset + size]))
+                copies.append(
+                    (here.buffer[here.offset : here.offset + size], there.buffer[there.offset : there.offset + size])
+                )
         signals = tuple(dict.fromkeys(t.peer for t in step.sends if t.direct))
         waits = tuple(dict.fromkeys(t.peer for t in step.recvs if t.direct))
         return ExchangeCall(step.level, k, parcels(step.sends), parcels(step.recvs), tuple(copies), signals, waits)
@@ -354,7 +373,9 @@ class Executor:
             raise ValueError(f"state_dict differs in {sorted(own.keys() ^ saved.keys())}")
         for key, value in saved.items():
             if value.shape != own[key].shape or value.dtype != own[key].dtype:
-                raise ValueError(f"state_dict[{key!r}] is {value.dtype}{list(value.shape)}, the op has {own[key].dtype}{list(own[key].shape)}")
+                raise ValueError(
+                    f"state_dict[{key!r}] is {value.dtype}{list(value.shape)}, the op has {own[key].dtype}{list(own[key].shape)}"
+                )
         self.rng.copy_(saved["rng"])
         self.version.copy_(saved["version"])
         self.fresh = bool(saved["fresh"])

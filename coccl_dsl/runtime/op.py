@@ -89,14 +89,27 @@ def backend_for(collective: Collective, device: torch.device, name: str = "auto"
 
 
 def settings_of(collective: Collective, like: torch.Tensor, world: int, options: dict[str, Any]) -> Settings:
-    known = {"op": "sum", "capacity": like.numel(), "mesh": None, "root": 0, "seed": 0, "depth": None, "transport": "auto", "backend": "auto", "fuse": True, "min_bytes": 0}
+    known = {
+        "op": "sum",
+        "capacity": like.numel(),
+        "mesh": None,
+        "root": 0,
+        "seed": 0,
+        "depth": None,
+        "transport": "auto",
+        "backend": "auto",
+        "fuse": True,
+        "min_bytes": 0,
+    }
     declared = set(collective.program(dtype_name(like.dtype)).codecs)
     compressors = {}
     for name in list(options):
         if name in declared:
             compressors[name] = str(options.pop(name))
         elif name not in known:
-            raise BindError(f"bind has no argument `{name}`; compressors of `{collective.name}`: {', '.join(sorted(declared)) or 'none'}")
+            raise BindError(
+                f"bind has no argument `{name}`; compressors of `{collective.name}`: {', '.join(sorted(declared)) or 'none'}"
+            )
     asked = {**known, **options}
     for name in ("capacity", "root", "seed", "min_bytes"):
         if not isinstance(asked[name], int) or asked[name] < 0:
@@ -112,17 +125,35 @@ def settings_of(collective: Collective, like: torch.Tensor, world: int, options:
         op_factor(asked["op"], world)
     except ValueError as e:
         raise BindError(str(e)) from None
-    return Settings(asked["op"], asked["capacity"], asked["mesh"], asked["root"], asked["seed"], depth, asked["transport"], asked["backend"], bool(asked["fuse"]), compressors, _min_bytes(collective, asked, dtype_name(like.dtype), compressors))
+    return Settings(
+        asked["op"],
+        asked["capacity"],
+        asked["mesh"],
+        asked["root"],
+        asked["seed"],
+        depth,
+        asked["transport"],
+        asked["backend"],
+        bool(asked["fuse"]),
+        compressors,
+        _min_bytes(collective, asked, dtype_name(like.dtype), compressors),
+    )
 
 
 def _min_bytes(collective: Collective, asked: dict[str, Any], dtype: str, compressors: dict[str, str]) -> int:
     if not asked["min_bytes"]:
         return 0
     if collective.kind != "all_to_all":
-        raise BindError(f"min_bytes is for all_to_all, whose pairs differ in size; `{collective.name}` is {collective.kind}")
+        raise BindError(
+            f"min_bytes is for all_to_all, whose pairs differ in size; `{collective.name}` is {collective.kind}"
+        )
     kept = [name for name, codec in collective.program(dtype, compressors).codecs.items() if codec.stateful]
     if kept or not asked["fuse"]:
-        reason = f"compressor `{kept[0]}` keeps a state for each pair" if kept else "fuse=False keeps what it would leave out"
+        reason = (
+            f"compressor `{kept[0]}` keeps a state for each pair"
+            if kept
+            else "fuse=False keeps what it would leave out"
+        )
         raise BindError(f"min_bytes is not available here: {reason}")
     return asked["min_bytes"]
 
@@ -134,7 +165,19 @@ class Op:
     transport  the one that is used
     """
 
-    def __init__(self, collective: Collective, world: World, rank: int, plan: Plan | None, executor: Executor | None, transport: Transport | None, settings: Settings, device: torch.device, dtype: torch.dtype, note: str = ""):
+    def __init__(
+        self,
+        collective: Collective,
+        world: World,
+        rank: int,
+        plan: Plan | None,
+        executor: Executor | None,
+        transport: Transport | None,
+        settings: Settings,
+        device: torch.device,
+        dtype: torch.dtype,
+        note: str = "",
+    ):
         self.note = note
         self.collective, self.world, self.rank, self.plan = collective, world, rank, plan
         self._executor, self.transport, self.settings = executor, transport, settings
@@ -212,12 +255,18 @@ class Op:
 
     def _alone(self, flat: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None, async_op: bool) -> Any:
         factor = self.world.factor
-        v = flat.float() if factor is None else flat.float() * torch.full((), factor, dtype=torch.float32, device=flat.device)
+        v = (
+            flat.float()
+            if factor is None
+            else flat.float() * torch.full((), factor, dtype=torch.float32, device=flat.device)
+        )
         made = to_dtype(v, dtype_name(self.dtype)).reshape(x.shape)
         if out is not None:
             self._check(out, "out")
             if out.numel() != made.numel() or not out.is_contiguous():
-                raise ValueError(f"out has {out.numel()} elements (contiguous: {out.is_contiguous()}), the result {made.numel()}")
+                raise ValueError(
+                    f"out has {out.numel()} elements (contiguous: {out.is_contiguous()}), the result {made.numel()}"
+                )
             made = out.copy_(made.reshape(out.shape))
         return Work(made, (), None) if async_op else made
 
@@ -295,7 +344,9 @@ class Op:
             return "\n".join([*lines, "a group of one: the input times the op's factor; nothing is sent"])
         describe = getattr(self.transport, "describe", None)
         lines.append(f"transport: {describe() if describe else self.transport.name} {self.note}".rstrip())
-        lines.append(f"kernels: {type(self._executor.backend).__name__}, slices: {self.slices}, wire memory: {self._executor.arena.numel()} bytes")
+        lines.append(
+            f"kernels: {type(self._executor.backend).__name__}, slices: {self.slices}, wire memory: {self._executor.arena.numel()} bytes"
+        )
         return "\n".join(lines) + "\n" + summary(self.plan, self.settings.capacity)
 
 
@@ -305,7 +356,12 @@ class LocalOp:
     def __init__(self, ops: list[Op]):
         self.ops = ops
 
-    def __call__(self, xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None = None, splits: Sequence[Sequence[int]] | None = None) -> list[torch.Tensor]:
+    def __call__(
+        self,
+        xs: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor] | None = None,
+        splits: Sequence[Sequence[int]] | None = None,
+    ) -> list[torch.Tensor]:
         """splits: all_to_all only; splits[i][j] elements go from rank i to rank j."""
         if len(xs) != len(self.ops):
             raise ValueError(f"{len(xs)} tensors for {len(self.ops)} ranks")
@@ -313,7 +369,11 @@ class LocalOp:
             if len(self.ops) == 1:
                 return [self.ops[0](xs[0], outs[0] if outs else None)]
             flats, results = [], []
-            columns = None if splits is None else [(tuple(splits[r]), tuple(row[r] for row in splits)) for r in range(len(xs))]
+            columns = (
+                None
+                if splits is None
+                else [(tuple(splits[r]), tuple(row[r] for row in splits)) for r in range(len(xs))]
+            )
             for r, (op, x) in enumerate(zip(self.ops, xs, strict=True)):
                 op._check(x, f"x of rank {op.rank}")
                 assert op._executor is not None
@@ -342,7 +402,16 @@ def _bind_local(collective: Collective, group: LocalGroup, like: torch.Tensor, s
         plan = executor = None
         if trace is not None:
             plan = collective.plan(world, rank, dtype=dtype, compressors=s.compressors, trace=trace, fuse=s.fuse)
-            executor = Executor(plan, backend_for(collective, like.device, s.backend), like.device, s.capacity, world.factor, s.seed, tuned(plan, 0, s.depth).depth, min_bytes=s.min_bytes)
+            executor = Executor(
+                plan,
+                backend_for(collective, like.device, s.backend),
+                like.device,
+                s.capacity,
+                world.factor,
+                s.seed,
+                tuned(plan, 0, s.depth).depth,
+                min_bytes=s.min_bytes,
+            )
         ops.append(Op(collective, world, rank, plan, executor, None, s, like.device, like.dtype))
     return LocalOp(ops)
 
@@ -358,7 +427,9 @@ def _fingerprint(collective: Collective, s: Settings, world: World, dtype: str, 
         "package": __version__,
         "torch": torch.__version__,
         "collective": f"{collective.name} ({digest(collective.source.text)})",
-        "compressors": json.dumps({n: f"{c.name} ({digest(c.text)})" for n, c in program.codecs.items()}, sort_keys=True),
+        "compressors": json.dumps(
+            {n: f"{c.name} ({digest(c.text)})" for n, c in program.codecs.items()}, sort_keys=True
+        ),
         "world": str(world.sizes),
         "op": s.op,
         "dtype": dtype,
@@ -385,20 +456,26 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
     if isinstance(group, LocalGroup):
         s = settings_of(collective, like, group.size, dict(options))
         if s.transport not in ("auto", "local"):
-            raise BindError(f"a LocalGroup moves wires in this process; transport={s.transport!r} is for process groups")
+            raise BindError(
+                f"a LocalGroup moves wires in this process; transport={s.transport!r} is for process groups"
+            )
         return _bind_local(collective, group, like, s)
     if collective.kind == "send_recv" and options.keys() & {"source", "target", "tag"}:
         from .pair import bind_pair
 
         return bind_pair(collective, group, like, options)
     if not dist.is_initialized():
-        raise BindError("torch.distributed is not initialised: call init_process_group first, or bind with group=LocalGroup(n)")
+        raise BindError(
+            "torch.distributed is not initialised: call init_process_group first, or bind with group=LocalGroup(n)"
+        )
     pg: dist.ProcessGroup = group if group is not None else dist.group.WORLD
     rank, count = dist.get_rank(pg), dist.get_world_size(pg)
     if rank < 0:
         raise BindError("this process is not a member of the group")
     if collective.kind == "send_recv" and count > 2:
-        raise BindError(f"`{collective.name}` is between 2 ranks, the group has {count}: say target= on the sender and source= on the receiver")
+        raise BindError(
+            f"`{collective.name}` is between 2 ranks, the group has {count}: say target= on the sender and source= on the receiver"
+        )
     meeting = Meeting(pg, group_timeout(pg, like.device), f"bind of `{collective.name}`")
     problem, made = "", None
     try:
@@ -443,13 +520,19 @@ def _choose(s: Settings, device: torch.device, meeting: Meeting) -> tuple[str, s
         return ("torch" if s.transport == "auto" else s.transport), ""
     from .transports.symm import host_name, reachable, unavailable
 
-    told = [json.loads(t) for t in meeting.gather("device", json.dumps([host_name(), device.index, unavailable(device)]))]
+    told = [
+        json.loads(t) for t in meeting.gather("device", json.dumps([host_name(), device.index, unavailable(device)]))
+    ]
     hosts = {t[0] for t in told}
     problem = next((f"rank {r}: {t[2]}" for r, t in enumerate(told) if t[2]), "")
     if not problem and len(hosts) > 1:
         problem = f"the ranks are on {len(hosts)} hosts"
     devices = [t[1] for t in told]
-    if not problem and len(set(devices)) < len(devices) and os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") != "1":
+    if (
+        not problem
+        and len(set(devices)) < len(devices)
+        and os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") != "1"
+    ):
         problem = "several ranks share a device"
     if not problem:
         reasons = meeting.gather("peer access", reachable(device, devices))
@@ -462,7 +545,16 @@ def _choose(s: Settings, device: torch.device, meeting: Meeting) -> tuple[str, s
 
 
 def _assemble(
-    collective: Collective, pg: dist.ProcessGroup, world: World, rank: int, trace: Trace, s: Settings, like: torch.Tensor, name: str, note: str, meeting: Meeting
+    collective: Collective,
+    pg: dist.ProcessGroup,
+    world: World,
+    rank: int,
+    trace: Trace,
+    s: Settings,
+    like: torch.Tensor,
+    name: str,
+    note: str,
+    meeting: Meeting,
 ) -> Op:
     """Plan, memory and transport of this rank."""
     device, dtype = like.device, dtype_name(like.dtype)
@@ -477,7 +569,16 @@ def _assemble(
         best = tuned(plan, max(whole.input_count, whole.output_count) * like.element_size(), s.depth)
         transport = SymmTransport(pg, device, what, max(plan.levels, 1), best.depth, meeting.timeout)
         executor = Executor(
-            plan, backend, device, s.capacity, world.factor, s.seed, best.depth, transport.reserve, best.far_programs, s.min_bytes
+            plan,
+            backend,
+            device,
+            s.capacity,
+            world.factor,
+            s.seed,
+            best.depth,
+            transport.reserve,
+            best.far_programs,
+            s.min_bytes,
         )
         arenas = transport.open(meeting, plan.credits)
         executor.arena = transport.arena
@@ -485,7 +586,16 @@ def _assemble(
         executor.connect(arenas, {r: t for r, t in enumerate(tables) if r != rank})
     else:
         plan = collective.plan(world, rank, dtype=dtype, compressors=s.compressors, trace=trace, fuse=s.fuse)
-        executor = Executor(plan, backend, device, s.capacity, world.factor, s.seed, tuned(plan, 0, s.depth).depth, min_bytes=s.min_bytes)
+        executor = Executor(
+            plan,
+            backend,
+            device,
+            s.capacity,
+            world.factor,
+            s.seed,
+            tuned(plan, 0, s.depth).depth,
+            min_bytes=s.min_bytes,
+        )
         transport = _transport(pg, device, what, name, meeting)
     if plan.kind != "send_recv":
         executor.prepare(_whole(plan, s.capacity))

@@ -40,7 +40,9 @@ class PairOp(Op):
         return super()._result(x, x if out is None else out, made)
 
 
-def bind_pair(collective: Collective, group: dist.ProcessGroup | None, like: torch.Tensor, options: dict[str, Any]) -> PairOp:
+def bind_pair(
+    collective: Collective, group: dist.ProcessGroup | None, like: torch.Tensor, options: dict[str, Any]
+) -> PairOp:
     """Options of `bind`, with `source` or `target`, the peer's group rank (or both), and `tag`. Raises BindError on this rank alone."""
     if not dist.is_initialized():
         raise BindError("torch.distributed is not initialised: call init_process_group first")
@@ -61,12 +63,16 @@ def bind_pair(collective: Collective, group: dist.ProcessGroup | None, like: tor
         raise BindError(f"tag={tag!r} is not in 0..{MAX_TAG - 1}")
     s = settings_of(collective, like, 2, given)
     if s.transport not in ("auto", "torch"):
-        raise BindError(f"transport={s.transport!r} is set up by all ranks together; between two ranks of a group there is 'torch'")
+        raise BindError(
+            f"transport={s.transport!r} is set up by all ranks together; between two ranks of a group there is 'torch'"
+        )
     rank, dtype, world = ends.index(own), dtype_name(like.dtype), World((2,), 0, s.op)
     trace = collective.trace(world, dtype=dtype, compressors=s.compressors)
     plan = collective.plan(world, rank, dtype=dtype, compressors=s.compressors, trace=trace, fuse=s.fuse)
     depth = tuned(plan, 0, s.depth).depth
-    executor = Executor(plan, backend_for(collective, like.device, s.backend), like.device, s.capacity, world.factor, s.seed, depth)
+    executor = Executor(
+        plan, backend_for(collective, like.device, s.backend), like.device, s.capacity, world.factor, s.seed, depth
+    )
     executor.prepare(s.capacity)
     what = f"`{collective.name}` from rank {ends[0]} to rank {ends[1]}"
     transport = TorchTransport(pg, like.device, what, ends, 1 + tag)

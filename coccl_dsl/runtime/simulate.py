@@ -62,8 +62,26 @@ class SimTrace:
 
 
 class _Evaluator:
-    def __init__(self, trace: Trace, codecs: dict[str, Codec], dtype: str, factor: float | None, tensors: Sequence[torch.Tensor], cuts: list[Cut], seed: int, state: SimState, bounded: bool):
-        self.t, self.codecs, self.dtype, self.factor, self.tensors, self.cuts = trace, codecs, dtype, factor, tensors, cuts
+    def __init__(
+        self,
+        trace: Trace,
+        codecs: dict[str, Codec],
+        dtype: str,
+        factor: float | None,
+        tensors: Sequence[torch.Tensor],
+        cuts: list[Cut],
+        seed: int,
+        state: SimState,
+        bounded: bool,
+    ):
+        self.t, self.codecs, self.dtype, self.factor, self.tensors, self.cuts = (
+            trace,
+            codecs,
+            dtype,
+            factor,
+            tensors,
+            cuts,
+        )
         self.state, self.bounded = state, bounded
         self.device = tensors[0].device
         self.rng = torch.tensor([seed, state.call], dtype=torch.int64, device=self.device)
@@ -182,7 +200,9 @@ def world_of(collective: Collective, count: int, mesh: dict[str, int] | None, ro
         sizes: tuple[int, ...] = (count,)
     else:
         if mesh is None:
-            raise ValueError(f"`{collective.name}` runs on a mesh: say mesh={{{', '.join(f'{a!r}: ...' for a in axes)}}}")
+            raise ValueError(
+                f"`{collective.name}` runs on a mesh: say mesh={{{', '.join(f'{a!r}: ...' for a in axes)}}}"
+            )
         if set(mesh) != set(axes):
             raise ValueError(f"mesh={mesh} does not name the axes {', '.join(axes)}")
         sizes = tuple(mesh[a] for a in axes)
@@ -248,6 +268,13 @@ def simulate(
             columns = (splits[rank], [row[rank] for row in splits])
         cuts.append(cut(_shape_only(collective, run, rank, alignment, dtype), tensors[rank].numel(), columns))
     work = _Evaluator(run, codecs, dtype, factor, tensors, cuts, seed, state, trace)
+    plain = None
+    if min_bytes:
+        if collective.kind != "all_to_all" or trace:
+            raise ValueError("min_bytes is for all_to_all, without trace=True")
+        raw = dict.fromkeys(program.codecs, "raw")
+        plain = simulate(collective, tensors, op=op, mesh=mesh, root=root, splits=splits, **raw)
+        assert isinstance(plain, list)
     outputs, limits = [], []
     for rank in range(n):
         out = torch.zeros(cuts[rank].output_count, dtype=torch.float32, device=tensors[0].device)
@@ -260,6 +287,11 @@ def simulate(
             if trace:
                 limit[at : at + length] = work.errors[v.number][:length]
         final = to_dtype(out, dtype)
+        for at, extent in zip(cuts[rank].outputs, run.output_extents[rank], strict=True) if plain is not None else ():
+            length = cuts[rank].lengths[extent]
+            if length * final.element_size() < min_bytes:
+                assert plain is not None
+                final[at : at + length] = plain[rank].reshape(-1)[at : at + length]
         if factor is None:
             _keep_untouched(final, run, tensors[rank], cuts[rank], rank)
         if trace:
@@ -295,10 +327,26 @@ def _alone(x: torch.Tensor, dtype: str, factor: float | None, trace: bool) -> li
 def _shape_only(collective: Collective, run: Trace, rank: int, alignment: int, dtype: str) -> Plan:
     """As much of a plan as `cut` reads."""
     buffers = Buffers(run.input_extents[rank], run.output_extents[rank], ())
-    return Plan(collective.name, collective.kind, rank, run.world, (), dtype, "sum", buffers, {}, {}, {}, (), alignment=alignment)
+    return Plan(
+        collective.name,
+        collective.kind,
+        rank,
+        run.world,
+        (),
+        dtype,
+        "sum",
+        buffers,
+        {},
+        {},
+        {},
+        (),
+        alignment=alignment,
+    )
 
 
-def _exact(kind: str, tensors: Sequence[torch.Tensor], rank: int, factor: float | None, root: int, cuts: list[Cut]) -> torch.Tensor:
+def _exact(
+    kind: str, tensors: Sequence[torch.Tensor], rank: int, factor: float | None, root: int, cuts: list[Cut]
+) -> torch.Tensor:
     """The result in float64, without compression; for `reduce` of every rank, though only the root's is promised."""
     f = 1.0 if factor is None else float(torch.tensor(factor, dtype=torch.float32))
     flat = [t.reshape(-1).double() * f for t in tensors]

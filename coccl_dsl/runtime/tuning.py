@@ -3,14 +3,14 @@
 Measured on two H200 over NVLink (benchmarks/results/nvlink.json). A Fold that stores over the link fills every multiprocessor's queue with
 stores, and a kernel of another slice beside it is held up by them; so slices help where the two sides of a transfer are different GPUs
 (send_recv), and else only if the storing Fold is kept to a few programs, which 8-bit wires stand and 4-bit wires, which need more compute a
-byte of wire, do not. Plans of several levels gain nothing: both levels use the link.
+byte of wire, do not. Plans of several levels gain nothing: both levels use the link. Nor do plans whose storing Fold takes copies along.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..plan.ops import Plan
+from ..plan.ops import Launch, Plan
 from ..wire.layout import bits_per_value
 
 MIB = 1 << 20
@@ -34,7 +34,8 @@ def tuned(plan: Plan, size: int, asked: int | None) -> Tuned:
     if plan.kind == "send_recv":
         return Tuned(asked if asked is not None else (4 if size >= SLICED_FROM else 1), None)
     bits = min((bits_per_value(c) for c in plan.codecs.values()), default=32.0)
-    narrow = plan.levels > 1 or bits < 6
+    copies = any(isinstance(s, Launch) and s.copies for s in plan.steps)
+    narrow = plan.levels > 1 or bits < 6 or copies
     if asked is not None:
         return Tuned(asked, FAR_PROGRAMS if asked > 1 and not narrow else None)
     if narrow or size < ONE_LEVEL_FROM:

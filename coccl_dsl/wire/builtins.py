@@ -382,6 +382,13 @@ def _hadamard(c: _Call) -> Node:
     return c.node("hadamard", (v,), "f32", "array", v.length, (size,))
 
 
+def _whole(c: _Call) -> Node:
+    v = c.b.to_f32(c.b.numeric(c.array(0), c.e.args[0].span))
+    if v.whole or v.length != c.b.group:
+        return v
+    return c.node("whole", (c.b.select(c.b.live, v, c.b.const(0.0)),), "f32", "array", v.length)
+
+
 def _at(c: _Call) -> Node:
     if c.args[1].scope == "array":
         fail("E408", "`at` takes one index a group; `gather` takes several", c.e.args[1].span)
@@ -492,6 +499,7 @@ FUNCTIONS: dict[str, tuple[int, int, Callable[[_Call], Node]]] = {
     "nonzero": (1, 1, _nonzero),
     "quantize": (3, 4, _quantize),
     "hadamard": (2, 2, _hadamard),
+    "whole": (1, 1, _whole),
     "argmax": (1, 1, _argmax),
     "at": (2, 2, _at),
     "put": (3, 3, _put),

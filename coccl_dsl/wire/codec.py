@@ -43,6 +43,7 @@ The operations, with their exact arithmetic (float32, round to nearest even, no 
 | quantize | (f32 v, const lo, const hi[, f32 u]) -> i32 | v' = fmin(fmax(v, lo), hi); without u: nearest even; with u: floor(v') + (u < v' - floor(v')) |
 | round_to | f32 -> f32 | attr (type, how): the value that a field of this type holds; how = nearest, up or down; see below |
 | spread | any -> array | attr (length,): one value a group (or a constant) as an array |
+| whole | array -> array | the same values, whole; see below |
 | slice | array -> array | attr (start, stop) |
 | concat | arrays -> array | side by side |
 | plane | (i32 array) -> i32 array | attr (shift, bits): (v >> shift) & (2^bits - 1) |
@@ -127,7 +128,7 @@ class Graph:
         key = (op, tuple(id(a) for a in args), tuple((type(v), repr(v)) for v in attr), kind, scope, length)
         made = self._made.get(key)
         if made is None:
-            whole = op == "hadamard" or (op == "field" and attr[1:] == ("whole",))
+            whole = op in ("hadamard", "whole") or (op == "field" and attr[1:] == ("whole",))
             whole = whole or (scope == "array" and op not in _MOVING and any(a.whole for a in args))
             made = self._made[key] = Node(op, args, attr, kind, scope, length, whole)
         return made

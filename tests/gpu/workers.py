@@ -36,7 +36,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def launch(name: str, world: int, *arguments: str, env: dict[str, str] | None = None, timeout: float = 300) -> str:
-    """Run worker `name` on `world` processes; returns rank 0's output. Raises AssertionError with the output of a rank that failed."""
+    """Run worker `name` (or a script of this folder) on `world` processes; returns rank 0's output. Raises AssertionError with the output of a rank that failed."""
     import socket
 
     with socket.socket() as s:
@@ -44,9 +44,16 @@ def launch(name: str, world: int, *arguments: str, env: dict[str, str] | None = 
         port = s.getsockname()[1]
     processes = []
     for rank in range(world):
-        full = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | (env or {})
-        command = [sys.executable, str(Path(__file__)), name, *arguments]
-        processes.append(subprocess.Popen(command, env=full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        full = (
+            os.environ
+            | {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            | (env or {})
+        )
+        script = Path(__file__).parent / name if name.endswith(".py") else Path(__file__)
+        command = [sys.executable, str(script), *([] if name.endswith(".py") else [name]), *arguments]
+        processes.append(
+            subprocess.Popen(command, env=full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
     end = time.monotonic() + timeout
     outputs: list[str] = []
     for p in processes:
@@ -66,7 +73,9 @@ def start(backend: str = "nccl", seconds: float = 120) -> torch.device:
     rank = int(os.environ["RANK"])
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    dist.init_process_group(backend, timeout=timedelta(seconds=seconds), **({"device_id": device} if backend == "nccl" else {}))
+    dist.init_process_group(
+        backend, timeout=timedelta(seconds=seconds), **({"device_id": device} if backend == "nccl" else {})
+    )
     return device
 
 
@@ -90,7 +99,9 @@ def counts_for(kind: str, n: int, group: int = 128) -> list[int]:
     return [c * n for c in found] if kind in ("reduce_scatter", "all_to_all") else found
 
 
-def equality(transports: list[str], algorithms: list[str], compressors: list[str], dtypes: list[torch.dtype], depths: list[int]) -> None:
+def equality(
+    transports: list[str], algorithms: list[str], compressors: list[str], dtypes: list[torch.dtype], depths: list[int]
+) -> None:
     """Every case over every transport equals simulate, bit for bit, for all counts; in place where torch has it."""
     overlapping = int(os.environ["WORLD_SIZE"]) > torch.cuda.device_count()
     device = start("gloo" if overlapping else "nccl")
@@ -116,15 +127,33 @@ def equality(transports: list[str], algorithms: list[str], compressors: list[str
                         op = c.bind(like=like, mesh=mesh, transport=transport, depth=depth, **names)
                         for count, (x, want) in expected.items():
                             got = op(x)
-                            assert torch.equal(bits(got), bits(want)), (name, compressor, dtype, transport, depth, count, int((bits(got) != bits(want)).sum()))
+                            assert torch.equal(bits(got), bits(want)), (
+                                name,
+                                compressor,
+                                dtype,
+                                transport,
+                                depth,
+                                count,
+                                int((bits(got) != bits(want)).sum()),
+                            )
                             cases += 1
                             if c.kind in ("all_reduce", "broadcast") and count:
                                 y = x.clone()
                                 op(y, out=y)
-                                assert torch.equal(bits(y), bits(want)), ("in place", name, compressor, dtype, transport, depth, count)
+                                assert torch.equal(bits(y), bits(want)), (
+                                    "in place",
+                                    name,
+                                    compressor,
+                                    dtype,
+                                    transport,
+                                    depth,
+                                    count,
+                                )
                                 cases += 1
     if rank == 0:
-        print(f"{cases} cases equal simulate bit for bit, {time.perf_counter() - began:.1f} s, transports {transports}, n = {n}")
+        print(
+            f"{cases} cases equal simulate bit for bit, {time.perf_counter() - began:.1f} s, transports {transports}, n = {n}"
+        )
 
 
 def stateful() -> None:
@@ -150,6 +179,97 @@ def stateful() -> None:
         print(f"{cases} stateful calls equal simulate")
 
 
+def lifetimes() -> None:
+    """1,000 async calls on temporaries whose memory is reused at once; 1,000 counts on one arena; bind times; a captured graph replayed."""
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    c = load("two_shot")
+    xs = [inputs(n, 30000, torch.bfloat16, s, device) for s in range(5)]
+    want = [simulate(c, x)[rank] for x in xs]
+    op = c.bind(like=xs[0][rank], transport="symm")
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    for call in range(1000):
+        work = op(xs[call % 5][rank].clone(), async_op=True)
+        trash = torch.full((30000,), float("nan"), dtype=torch.bfloat16, device=device)
+        del trash
+        got = work.wait()
+        wrong += (bits(got) != bits(want[call % 5])).any()
+        del work, got
+    assert int(wrong) == 0, f"{int(wrong)} wrong async results"
+
+    op = c.bind(like=torch.empty(1 << 20, dtype=torch.bfloat16, device=device), transport="symm")
+    arena = op._executor.arena.numel()
+    for i in range(1000):
+        op(torch.ones(1 + 1047 * i, dtype=torch.bfloat16, device=device))
+    torch.cuda.synchronize()
+    assert op._executor.arena.numel() == arena <= 3 * (1 << 20) * 65 // 64
+
+    from coccl_dsl.codegen import triton_backend
+
+    before = triton_backend.compilations
+    static = [x.clone() for x in xs[0]][rank]
+    out = torch.empty_like(static)
+    op = c.bind(like=static, transport="symm", q="int4(round=stochastic)")
+    state = SimState()
+    op(static, out=out)
+    simulate(c, xs[0], state=state, q="int4(round=stochastic)")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    compiled = triton_backend.compilations
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        op(static, out=out)
+    for replay in range(100):
+        static.copy_(xs[replay % 5][rank])
+        graph.replay()
+        expected = simulate(c, xs[replay % 5], state=state, q="int4(round=stochastic)")[rank]
+        assert torch.equal(bits(out), bits(expected)), f"replay {replay}"
+    assert triton_backend.compilations == compiled > before, "nothing is compiled after bind"
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+            op(static[:77])
+        raise AssertionError("an unprepared count was captured")
+    except RuntimeError as e:
+        assert "before the graph is captured" in str(e), e
+
+    big = torch.empty(1 << 29, dtype=torch.bfloat16, device=device)
+    times = []
+    for _ in range(2):
+        began = time.perf_counter()
+        c.bind(like=big, transport="symm", q="int8(group=256)")
+        times.append(time.perf_counter() - began)
+    assert times[0] < 30 and times[1] < 2, times
+    if rank == 0:
+        print(
+            f"1,000 async calls, 1,000 counts, 100 replays right; bind of 1 GiB: {times[0]:.2f} s cold, {times[1]:.2f} s warm"
+        )
+
+
+def faults() -> None:
+    """A peer that stays away: the wait gives up at the deadline, the next call raises and names step and peer."""
+    for transport in ("symm", "nccl"):
+        if not dist.is_initialized():
+            device = start(seconds=4)
+        rank = dist.get_rank()
+        op = load("two_shot").bind(like=torch.ones(5000, device=device), transport=transport)
+        op(torch.ones(5000, device=device))
+        torch.cuda.synchronize()
+        if rank == 0:
+            began = time.monotonic()
+            op(torch.ones(5000, device=device))
+            torch.cuda.synchronize()
+            time.sleep(1.0)
+            try:
+                op(torch.ones(5000, device=device))
+                raise AssertionError("nothing was raised")
+            except coccl_dsl.CollectiveTimeout as e:
+                assert "step" in str(e) and "1" in str(e), e
+                assert time.monotonic() - began < 20
+                print(f"{transport}: {e}", flush=True)
+        else:
+            time.sleep(9)
+    os._exit(0)
+
+
 def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("name")
@@ -161,8 +281,8 @@ def main() -> None:
     a = p.parse_args()
     if a.name == "equality":
         equality(a.transports, a.algorithms, a.compressors, [getattr(torch, d) for d in a.dtypes], a.depths)
-    elif a.name == "stateful":
-        stateful()
+    elif a.name in ("stateful", "lifetimes", "faults"):
+        {"stateful": stateful, "lifetimes": lifetimes, "faults": faults}[a.name]()
     else:
         raise SystemExit(f"no worker {a.name}")
     dist.destroy_process_group()

@@ -65,9 +65,18 @@ def test_mapped_peers_get_stores_and_signals(name):
     for sizes in worlds_for(c)[:3]:
         trace = c.trace(World(sizes))
         n = trace.world
-        plans = [verify(make_plan(c.program(), trace, r, raw_codec("bf16"), "sum", frozenset(range(n)) - {r})) for r in range(n)]
+        plans = [
+            verify(make_plan(c.program(), trace, r, raw_codec("bf16"), "sum", frozenset(range(n)) - {r}))
+            for r in range(n)
+        ]
         for p in plans:
-            stored = {(x.peer, x.level, x.position) for s in p.steps if isinstance(s, Launch) for f in s.folds for x in f.remote}
+            stored = {
+                (x.peer, x.level, x.position)
+                for s in p.steps
+                if isinstance(s, Launch)
+                for f in s.folds
+                for x in f.remote
+            }
             stored |= {(x.peer, x.level, x.position) for s in p.steps if isinstance(s, Exchange) for _, x in s.copies}
             sent: set[tuple[int, int, int]] = set()
             for s in p.steps:
@@ -100,7 +109,9 @@ def test_credits_are_kept_only_where_nothing_else_orders_the_reuse(name, sizes, 
     c = load(name)
     trace = c.trace(World(sizes))
     n = trace.world
-    plans = assign_credits([make_plan(c.program(), trace, r, raw_codec("bf16"), "sum", frozenset(range(n)) - {r}) for r in range(n)])
+    plans = assign_credits(
+        [make_plan(c.program(), trace, r, raw_codec("bf16"), "sum", frozenset(range(n)) - {r}) for r in range(n)]
+    )
     assert {len(p.credits.awaits) for p in plans if p.credits} == {needed}
     granted = {(r, g) for r, p in enumerate(plans) if p.credits for g in p.credits.grants}
     awaited = {(a, r) for r, p in enumerate(plans) if p.credits for a in p.credits.awaits}
@@ -116,4 +127,10 @@ def test_verify_finds_a_broken_plan():
     with pytest.raises(PlanError, match="made twice"):
         verify(replace(plan, steps=(plan.steps[0], *plan.steps)))
     with pytest.raises(PlanError):
-        verify(replace(plan, slots=(tuple(m for s in plan.slots for m in s),), wires={k: replace(w, slot=0) for k, w in plan.wires.items()}))
+        verify(
+            replace(
+                plan,
+                slots=(tuple(m for s in plan.slots for m in s),),
+                wires={k: replace(w, slot=0) for k, w in plan.wires.items()},
+            )
+        )

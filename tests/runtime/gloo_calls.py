@@ -38,7 +38,9 @@ def main() -> None:
 
     x = xs[rank].reshape(50, 100)
     assert all_ranks(x).shape == x.shape
-    assert same(all_ranks(x.t()), simulate(c, [t.reshape(50, 100).t().contiguous() for t in xs])[rank]), "not contiguous"
+    assert same(all_ranks(x.t()), simulate(c, [t.reshape(50, 100).t().contiguous() for t in xs])[rank]), (
+        "not contiguous"
+    )
     y = x.clone()
     assert all_ranks(y, out=y).data_ptr() == y.data_ptr() and same(y, simulate(c, xs)[rank])
     scalar = torch.tensor(float(rank), dtype=torch.bfloat16)

@@ -41,4 +41,10 @@ def main(algorithms: list[str], compressors: list[str], dtypes: list[str], sizes
 
 
 if __name__ == "__main__":
-    main(sys.argv[1].split(","), sys.argv[2].split(","), sys.argv[3].split(","), tuple(int(s) for s in sys.argv[4].split("x")), int(sys.argv[5]))
+    main(
+        sys.argv[1].split(","),
+        sys.argv[2].split(","),
+        sys.argv[3].split(","),
+        tuple(int(s) for s in sys.argv[4].split("x")),
+        int(sys.argv[5]),
+    )

@@ -33,9 +33,15 @@ def differ(rank: int) -> None:
     expect(["capacity", "ranks [1]"], BindError, lambda: c.bind(like=x, capacity=1000 + rank))
     expect(["`op` differs"], BindError, lambda: c.bind(like=x, op="sum" if rank == 0 else "avg"))
     expect(["dtype"], BindError, lambda: c.bind(like=x if rank == 0 else x.bfloat16()))
-    text = c.source.text.replace("collective two_shot", "collective two_shot" if rank == 0 else "# changed\ncollective two_shot")
+    text = c.source.text.replace(
+        "collective two_shot", "collective two_shot" if rank == 0 else "# changed\ncollective two_shot"
+    )
     expect(["collective"], BindError, lambda: compile_text(text, "two_shot.coll").bind(like=x))
-    expect(["rank 1", "no_such"] if rank == 0 else ["no_such"], BindError, lambda: c.bind(like=x, **({"no_such": 1} if rank == 1 else {})))
+    expect(
+        ["rank 1", "no_such"] if rank == 0 else ["no_such"],
+        BindError,
+        lambda: c.bind(like=x, **({"no_such": 1} if rank == 1 else {})),
+    )
     y = c.bind(like=x)(x)
     assert y.shape == x.shape
     print("agreed to disagree")

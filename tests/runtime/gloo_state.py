@@ -19,7 +19,12 @@ def main() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     for name in ("two_shot", "ring", "all_gather_direct"):
         c = load(name)
-        for compressor in ("error_feedback(int4)", "int4(round=stochastic)", "weight_delta4", "error_feedback(weight_delta4)"):
+        for compressor in (
+            "error_feedback(int4)",
+            "int4(round=stochastic)",
+            "weight_delta4",
+            "error_feedback(weight_delta4)",
+        ):
             bound = dict.fromkeys(c.program().codecs, compressor)
             count = 35001
             op = c.bind(like=torch.empty(count), seed=7, **bound)

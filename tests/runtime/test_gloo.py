@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from worlds import spawn
 
-FLAT = "ring,two_shot,one_shot,all_gather_direct,reduce_scatter_direct,halving_doubling,all_to_all_direct,tree_broadcast"
+FLAT = (
+    "ring,two_shot,one_shot,all_gather_direct,reduce_scatter_direct,halving_doubling,all_to_all_direct,tree_broadcast"
+)
 MESH = "three_shot,sdp4bit,all_gather_mesh"
 
 

@@ -110,7 +110,12 @@ def test_state_starts_afresh_when_the_count_changes():
 
 
 @settings(max_examples=12)
-@given(st.integers(2, 6), st.integers(0, 700), st.sampled_from(["int8", "int4(group=32)", "bf16", "int8_h32(group=64)"]), st.integers(1, 4))
+@given(
+    st.integers(2, 6),
+    st.integers(0, 700),
+    st.sampled_from(["int8", "int4(group=32)", "bf16", "int8_h32(group=64)"]),
+    st.integers(1, 4),
+)
 def test_random_worlds_counts_and_compressors(n, count, compressor, depth):
     check(load("ring"), inputs(n, count, torch.float32, count), (n,), compressors=compressor, depth=depth)
     check(load("halving_doubling"), inputs(n, count, torch.bfloat16, count), (n,), compressors=compressor, depth=depth)

@@ -294,14 +294,14 @@ def test_an_unknown_group_is_named():
 def test_an_unbound_call_under_capture_names_the_call_to_make_first(alone: dist.ProcessGroup, monkeypatch):
     dispatch.register(coccl_dsl.compile("one_shot"))
     x = torch.ones(10)
-    monkeypatch.setattr(dispatch, "_capturing", lambda x: True)
+    monkeypatch.setattr(dispatch, "capturing", lambda x: True)
     with pytest.raises(
         CollectiveError, match=r"before the capture, call torch.ops.coccl.one_shot\(x, '\d+', 'avg'\) once"
     ):
         torch.ops.coccl.one_shot(x, alone.group_name, "avg")
     monkeypatch.undo()
     torch.ops.coccl.one_shot(x, alone.group_name, "avg")
-    monkeypatch.setattr(dispatch, "_capturing", lambda x: True)
+    monkeypatch.setattr(dispatch, "capturing", lambda x: True)
     assert torch.equal(torch.ops.coccl.one_shot(x, alone.group_name, "avg"), x)
 
 
@@ -351,4 +351,4 @@ def test_a_name_registered_again_keeps_its_operator_and_runs_the_newer_text(alon
     ],
 )
 def test_a_call_binds_for_all_counts_of_its_kind(kind, count, world, want):
-    assert dispatch._capacity(kind, count, world) == want
+    assert dispatch.capacity_for(kind, count, world) == want

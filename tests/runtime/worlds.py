@@ -39,7 +39,9 @@ def mesh_for(c: Collective, sizes: tuple[int, ...]) -> dict[str, int] | None:
     return dict(zip(c.axes, sizes, strict=True)) if c.axes else None
 
 
-def spawn(script: str, world: int, *arguments: str, timeout: float = 240, env: dict[str, str] | None = None, expect: int = 0) -> list[str]:
+def spawn(
+    script: str, world: int, *arguments: str, timeout: float = 240, env: dict[str, str] | None = None, expect: int = 0
+) -> list[str]:
     """Run tests/runtime/SCRIPT on `world` processes; returns their outputs. A process that fails, or is late, fails the test with its output."""
     import socket
 
@@ -48,10 +50,22 @@ def spawn(script: str, world: int, *arguments: str, timeout: float = 240, env: d
         port = s.getsockname()[1]
     processes = []
     for rank in range(world):
-        own = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        own = os.environ | {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
         own["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")])
         processes.append(
-            subprocess.Popen([sys.executable, str(HERE / script), *arguments], env=own | (env or {}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            subprocess.Popen(
+                [sys.executable, str(HERE / script), *arguments],
+                env=own | (env or {}),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
         )
     end, outputs = time.monotonic() + timeout, []
     late = False
@@ -64,5 +78,7 @@ def spawn(script: str, world: int, *arguments: str, timeout: float = 240, env: d
                 q.kill()
             outputs.append(p.communicate()[0])
     bad = [r for r, p in enumerate(processes) if p.returncode != expect]
-    assert not late and not bad, f"late: {late}, ranks {bad} failed:\n" + "\n".join(f"--- rank {r}\n{outputs[r][-3000:]}" for r in range(world))
+    assert not late and not bad, f"late: {late}, ranks {bad} failed:\n" + "\n".join(
+        f"--- rank {r}\n{outputs[r][-3000:]}" for r in range(world)
+    )
     return outputs

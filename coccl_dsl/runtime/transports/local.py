@@ -24,7 +24,13 @@ def deliver(calls: list[ExchangeCall]) -> None:
     assert not left, f"messages nobody received: {left}"
 
 
-def run_all(executors: Sequence[Executor], xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor], counts: Sequence[int], splits=None) -> None:
+def run_all(
+    executors: Sequence[Executor],
+    xs: Sequence[torch.Tensor],
+    ys: Sequence[torch.Tensor],
+    counts: Sequence[int],
+    splits=None,
+) -> None:
     """One call on all ranks, level by level, slices in turn."""
     prepared = []
     for e, count, rank in zip(executors, counts, range(len(executors)), strict=True):

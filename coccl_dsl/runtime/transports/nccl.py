@@ -85,7 +85,9 @@ class _Communicator:
                 for p in range(self.world):
                     if p != self.rank:
                         self.comm.send(word.data_ptr() + p, 1, self.nccl.NCCL_UINT8, p, self.stream.cuda_stream)
-                        self.comm.recv(word.data_ptr() + self.world + p, 1, self.nccl.NCCL_UINT8, p, self.stream.cuda_stream)
+                        self.comm.recv(
+                            word.data_ptr() + self.world + p, 1, self.nccl.NCCL_UINT8, p, self.stream.cuda_stream
+                        )
                 self.nccl.groupEnd()
                 self.stream.synchronize()
 
@@ -97,7 +99,9 @@ class _Communicator:
                     self.inflight.popleft()
                 late = self.inflight[0][2] if self.inflight and time.monotonic() > self.inflight[0][1] else None
             if late is not None:
-                self.failed = CollectiveTimeout(f"{late}: not complete within {self.timeout.total_seconds():g} s; the communicator was aborted")
+                self.failed = CollectiveTimeout(
+                    f"{late}: not complete within {self.timeout.total_seconds():g} s; the communicator was aborted"
+                )
                 self.comm.abort()
 
     def exchange(self, call: ExchangeCall, what: str) -> torch.cuda.Event:

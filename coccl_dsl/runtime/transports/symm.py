@@ -56,7 +56,16 @@ class SymmTransport:
     name = "symm"
     streams = 3
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str, levels: int, depth: int, timeout: timedelta, inner: Transport | None = None):
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        what: str,
+        levels: int,
+        depth: int,
+        timeout: timedelta,
+        inner: Transport | None = None,
+    ):
         self.group, self.device, self.what, self.inner = group, device, what, inner
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.levels, self.depth = levels, depth
@@ -73,7 +82,9 @@ class SymmTransport:
         self.tables: list[torch.Tensor] = []
 
     def describe(self) -> str:
-        text = f"symm (mapped memory of {self.world} ranks; credits awaited from {list(self.credits.awaits) or 'nobody'})"
+        text = (
+            f"symm (mapped memory of {self.world} ranks; credits awaited from {list(self.credits.awaits) or 'nobody'})"
+        )
         return text + (f"; other peers over {self.inner.name}" if self.inner is not None else "")
 
     # ------------------------------------------------------------ memory
@@ -115,7 +126,9 @@ class SymmTransport:
         if self.seen[0]:
             step, peer = int(self.seen[0]) - 1, int(self.seen[1])
             where = "waiting for its memory to be free" if step >= self.levels else f"step {step}"
-            raise CollectiveTimeout(f"{self.what}: {where}: rank {peer} did not signal within {self.deadline / 1e9:g} s; the op can no longer be used")
+            raise CollectiveTimeout(
+                f"{self.what}: {where}: rank {peer} did not signal within {self.deadline / 1e9:g} s; the op can no longer be used"
+            )
         if self.inner is not None:
             self.inner.begin()
         if self.credits.awaits:
@@ -163,7 +176,9 @@ class SymmTransport:
             signal = self.peers[signals[i]].data_ptr() + 4 * (base + self.rank) if i < len(signals) else 0
             word = base + (waits[i] if i < len(waits) else self.rank)
             wait = self.block.data_ptr() + 4 * word if i < len(waits) else 0
-            rows.append((signal, wait, self.passed.data_ptr() + 4 * word, waits[i] if i < len(waits) else self.rank, step))
+            rows.append(
+                (signal, wait, self.passed.data_ptr() + 4 * word, waits[i] if i < len(waits) else self.rank, step)
+            )
         rest = (PinnedPointer(self.status), self.number, self.deadline)
         constants = {"LAG": int(level == CREDIT and bool(waits))}
         if len(rows) == 1:

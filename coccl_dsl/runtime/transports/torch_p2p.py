@@ -21,7 +21,13 @@ MAX_TAG = 1 << 10
 class _Posted:
     """Works of one level; receives first, so that a failure names the peer that is missing."""
 
-    def __init__(self, transport: TorchTransport, call: ExchangeCall, works: list[tuple[dist.Work, str, int]], staged: list[tuple[torch.Tensor, torch.Tensor]]):
+    def __init__(
+        self,
+        transport: TorchTransport,
+        call: ExchangeCall,
+        works: list[tuple[dist.Work, str, int]],
+        staged: list[tuple[torch.Tensor, torch.Tensor]],
+    ):
         self.transport, self.call, self.works, self.staged = transport, call, works, staged
 
     def wait(self) -> None:
@@ -44,7 +50,14 @@ class TorchTransport:
     name = "torch"
     streams = 0
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str, ends: tuple[int, int] | None = None, tag: int = 0):
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        what: str,
+        ends: tuple[int, int] | None = None,
+        tag: int = 0,
+    ):
         self.group, self.device, self.what, self.ends, self.tag = group, device, what, ends, tag
         self.backend = dist.get_backend(group)
         self.staging = device.type == "cuda" and "nccl" not in self.backend
@@ -102,8 +115,7 @@ class TorchTransport:
     def _start(self, ops: list[dist.P2POp]) -> list[dist.Work]:
         if self.ends is None:
             return dist.batch_isend_irecv(ops)
-        started = [o.op(o.tensor, group=o.group, tag=o.tag, group_dst=o.group_peer) if o.op is dist.isend else o.op(o.tensor, group=o.group, tag=o.tag, group_src=o.group_peer) for o in ops]
-        return [w for w in started if w is not None]
+        return [o.op(o.tensor, o.peer, o.group, o.tag) for o in ops]
 
     def failure(self, call: ExchangeCall, verb: str, peer: int, cause: BaseException) -> CollectiveError:
         text = str(cause).splitlines()[0][:200]

@@ -1,0 +1,182 @@
+"""Race tests of the symm transport: random sleeps before every kernel, drained wires overwritten, no host synchronisation for 200 calls.
+
+Each argument is PLAN[+PLAN...][/DEPTH][!WAIT]: with `!level:K` or `!credits` that wait is removed, and results must then be wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+
+import torch
+import torch.distributed as dist
+from workers import bits, inputs, mesh_for, start
+
+from coccl_dsl import simulate
+from coccl_dsl.codegen.signals import sleep
+from coccl_dsl.pipeline import load
+from coccl_dsl.plan.ops import Credits, Exchange, Launch
+from coccl_dsl.runtime.executor import ExchangeCall
+
+CALLS = 200
+LONGEST_NS = 2_000_000
+
+
+class Chaos:
+    """Wraps an op: sleeps before kernels and between calls, poisons received wires after their last reader."""
+
+    def __init__(self, op, seed: int, longest: int = LONGEST_NS):
+        self.op, self.random, self.longest = op, random.Random(seed), longest
+        self.executor = op._executor
+        prepare = self.executor._prepare
+
+        def wrapped(count, splits, first):
+            made = prepare(count, splits, first)
+            for k, steps in enumerate(made.slices):
+                steps[:] = self._wrap(steps, k)
+            return made
+
+        self.executor._prepare = wrapped
+        self.executor._prepared.clear()
+        transport = op.transport
+        for name in ("begin", "end", "_signal"):
+            setattr(transport, name, self._sleepy(getattr(transport, name)))
+
+    def pause(self) -> None:
+        """0 - 2 ms, often 0: so that one rank can be far ahead of another."""
+        if self.random.random() < 0.4:
+            sleep[(1,)](self.random.randrange(self.longest), num_warps=1)
+
+    def _sleepy(self, call):
+        def run(*arguments):
+            self.pause()
+            return call(*arguments)
+
+        return run
+
+    def _wrap(self, steps, k: int):
+        plan = self.executor.plan
+        last: dict[int, int] = {}
+        direct: set[int] = set()
+        for at, step in enumerate(plan.steps):
+            if isinstance(step, Launch):
+                for f in step.folds:
+                    for o in f.opened:
+                        last[o.wire] = at
+            elif isinstance(step, Exchange):
+                for w, _ in step.copies:
+                    last[w] = at
+                direct |= {w for t in step.recvs if t.direct for w in t.wires}
+        kept = [at for at, s in enumerate(plan.steps) if isinstance(s, Launch | Exchange)]
+        assert len(kept) == len(steps), "counts are chosen so that no launch is empty"
+        made = []
+        for at, step in zip(kept, steps, strict=True):
+            if isinstance(step, ExchangeCall):
+                made.append(step)
+                continue
+            drained = [w for w, where in last.items() if where == at and w in direct]
+            made.append(_Noisy(self, step, [self._bytes(w, k) for w in drained]))
+        return made
+
+    def _bytes(self, wire: int, k: int) -> torch.Tensor:
+        slot = self.executor.plan.wires[wire].slot
+        at = self.executor.offsets[k][slot]
+        size = self.executor._largest_bytes("wire", wire)
+        return self.executor.arena[at : at + size]
+
+
+class _Noisy:
+    def __init__(self, chaos: Chaos, inner, drained):
+        self.chaos, self.inner, self.drained = chaos, inner, drained
+
+    def run(self, x, y) -> None:
+        self.chaos.pause()
+        self.inner.run(x, y)
+        for t in self.drained:
+            t.fill_(0xFF)
+
+
+def break_op(op, what: str) -> None:
+    """Remove one wait, or the credits, on purpose."""
+    transport = op.transport
+    if what == "credits":
+        assert transport.credits.awaits, "this plan has no credits to remove"
+        transport.credits = Credits((), ())
+        return
+    level = int(what.removeprefix("level:"))
+    signal = transport._signal
+
+    def without(at, slice, signals, waits):
+        if at == level and waits:
+            if signals:
+                signal(at, slice, signals, ())
+            return
+        signal(at, slice, signals, waits)
+
+    transport._signal = without
+
+
+def prepared_cases(names: list[str], n: int, device: torch.device, depth: int, broken: str):
+    cases = []
+    for i, name in enumerate(names):
+        c = load(name)
+        mesh = mesh_for(c, n)
+        count = 40000 * n * depth
+        bound = dict.fromkeys(c.program().codecs, "int8" if i % 2 == 0 else "int4")
+        xs = [inputs(n, count, torch.bfloat16, 10 * i + s, device) for s in range(4)]
+        want = [simulate(c, x, mesh=mesh, **bound)[dist.get_rank()] for x in xs]
+        op = c.bind(like=xs[0][0], mesh=mesh, transport="symm", depth=depth, **bound)
+        if broken:
+            break_op(op, broken)
+        Chaos(op, 1000 * dist.get_rank() + i)
+        cases.append((name, op, [x[dist.get_rank()] for x in xs], want))
+    return cases
+
+
+def run(names: list[str], calls: int, depth: int, broken: str, device: torch.device) -> int:
+    """Number of wrong outputs of all ranks; the ops are called in turn."""
+    cases = prepared_cases(names, dist.get_world_size(), device, depth, broken)
+    for _, op, xs, _ in cases:
+        op(xs[0])
+    torch.cuda.synchronize()
+    dist.barrier()
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    for call in range(calls):
+        name, op, xs, want = cases[call % len(cases)]
+        which = (call // len(cases)) % len(xs)
+        got = op(xs[which])
+        if not (op.collective.kind == "send_recv" and dist.get_rank() == 0):
+            wrong += (bits(got) != bits(want[which])).any()
+    torch.cuda.synchronize()
+    gathered: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(gathered, int(wrong))
+    return sum(gathered)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser()
+    p.add_argument("specs", nargs="+")
+    p.add_argument("--calls", type=int, default=CALLS)
+    a = p.parse_args()
+    device = start("gloo" if int(os.environ["WORLD_SIZE"]) > torch.cuda.device_count() else "nccl", 60)
+    failed = []
+    for spec in a.specs:
+        rest, _, broken = spec.partition("!")
+        plans, _, depth = rest.partition("/")
+        began = time.perf_counter()
+        wrong = run(plans.split("+"), a.calls, int(depth or 1), broken, device)
+        if bool(wrong) != bool(broken):
+            failed.append(spec)
+        if dist.get_rank() == 0:
+            print(
+                f"{spec:<40} {wrong:>4} wrong of {a.calls * dist.get_world_size()}   {time.perf_counter() - began:.1f} s",
+                flush=True,
+            )
+    assert not failed, f"not as it must be: {failed}"
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
