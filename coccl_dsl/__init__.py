@@ -13,7 +13,8 @@ from .pipeline import Collective, compile, compile_text
 
 if TYPE_CHECKING:
     from .codegen.codec_api import codec
-    from .runtime.op import BindError, CollectiveError, CollectiveTimeout, LocalGroup, Op
+    from .runtime.errors import BindError, CollectiveError, CollectiveTimeout
+    from .runtime.op import LocalGroup, Op
     from .runtime.simulate import simulate
     from .torch.functions import (
         all_gather,

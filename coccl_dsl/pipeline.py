@@ -251,7 +251,7 @@ class Collective:
 
         Raises BindError on all ranks when an argument is wrong on any, or the ranks differ in texts, parameters or versions.
         """
-        from .runtime.op import bind_op
+        from .runtime.bind import bind_op
 
         return bind_op(self, group, like, options)
 

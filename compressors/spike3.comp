@@ -1,5 +1,5 @@
 # Spike reserving (Flash Communication): the largest and the smallest value of a group go as bf16 with their places,
-# the rest as 3-bit codes, as planes of 2 bits and 1 over the range that is left: 5.5 bits a value at group=32.
+# the rest as 3-bit codes (planes of 2 bits and 1) over the range that is left: 5.5 bits a value at group=32.
 # Exact at outliers, for activations.
 compressor spike3(group: int = 32) {
   wire {

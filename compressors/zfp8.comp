@@ -1,5 +1,5 @@
 # ZFP-style fixed rate in one dimension: blocks of 4 under a power of two, zfp's lifted transform, 6 bits a coefficient in planes of 4 and 2.
-# 8 bits a value. For smooth data such as fields of a simulation; on gradients int8 is four times as exact.
+# 8 bits a value. For smooth data such as fields of a simulation; on gradients int8 is six times as exact.
 compressor zfp8(group: int = 4) {
   wire {
     low   : u4[group]

@@ -49,7 +49,7 @@ def bus_factor(kind: str, world: int) -> float:
     return {"all_reduce": 2 * (world - 1) / world, "send_recv": 1.0}.get(kind, (world - 1) / world)
 
 
-def native(kind: str, rank: int) -> Callable[[torch.Tensor, torch.Tensor], None]:
+def native(kind: str, rank: int) -> Callable[[torch.Tensor, torch.Tensor], object]:
     """NCCL's call on (x, y). all_reduce is in place on y, as torch has it."""
     match kind:
         case "all_reduce":
@@ -71,7 +71,7 @@ def native(kind: str, rank: int) -> Callable[[torch.Tensor, torch.Tensor], None]
     raise ValueError(f"no NCCL call stands beside {kind}")
 
 
-def ours(op: Op) -> Callable[[torch.Tensor, torch.Tensor], None]:
+def ours(op: Op) -> Callable[[torch.Tensor, torch.Tensor], object]:
     return lambda x, y: op(x, out=y)
 
 

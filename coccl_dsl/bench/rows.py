@@ -85,9 +85,9 @@ def check(
     xs = _everyone(x)
     rank = dist.get_rank()
     mesh = op.settings.mesh
-    expected = simulate(
-        collective, xs, op=op.settings.op, mesh=mesh, root=op.settings.root, seed=op.settings.seed, **compressors
-    )
+    asked: dict[str, Any] = {"op": op.settings.op, "mesh": mesh, "root": op.settings.root, "seed": op.settings.seed}
+    asked.update(compressors)
+    expected = simulate(collective, xs, **asked)
     assert isinstance(expected, list)
     if collective.kind == "send_recv" and rank == 0:
         same = True

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-Call = Callable[[torch.Tensor, torch.Tensor], None]
+Call = Callable[[torch.Tensor, torch.Tensor], object]
 ROTATE_BYTES = 240 << 20
 MAX_SETS = 48
 
@@ -19,7 +19,7 @@ class Timed:
     """One side. us[repeat] is the median of its calls on this rank; after `reduce`, the maximum over ranks."""
 
     name: str
-    runs: list[Callable[[int], None]]
+    runs: list[Callable[[int], object]]
     us: list[float]
     spread: float = 0.0
 
@@ -41,7 +41,7 @@ def buffer_sets(
     return sets
 
 
-def graphed(call: Call, sets: list[tuple[torch.Tensor, torch.Tensor]]) -> list[Callable[[int], None]]:
+def graphed(call: Call, sets: list[tuple[torch.Tensor, torch.Tensor]]) -> list[Callable[[int], object]]:
     """One graph a buffer set, one collective a graph."""
     graphs = []
     for x, y in sets:
@@ -54,7 +54,7 @@ def graphed(call: Call, sets: list[tuple[torch.Tensor, torch.Tensor]]) -> list[C
     return [lambda i: graphs[i % len(graphs)].replay()]
 
 
-def eager(call: Call, sets: list[tuple[torch.Tensor, torch.Tensor]], fresh: bool) -> list[Callable[[int], None]]:
+def eager(call: Call, sets: list[tuple[torch.Tensor, torch.Tensor]], fresh: bool) -> list[Callable[[int], object]]:
     """Calls with another pointer each time (`fresh`), or with the same one."""
     return [lambda i: call(*sets[i % len(sets) if fresh else 0])]
 
@@ -98,7 +98,7 @@ def link_rate(device: torch.device, size: int = 64 << 20) -> float:
         import torch.distributed._symmetric_memory as symm
 
         block = symm.empty(size, dtype=torch.uint8, device=device)
-        handle = symm.rendezvous(block, dist.group.WORLD)
+        handle = symm.rendezvous(block, dist.distributed_c10d._get_default_group())
         peer = (dist.get_rank() + 1) % dist.get_world_size()
         there = handle.get_buffer(peer, (size // 4,), torch.int32)
     except RuntimeError:
@@ -111,7 +111,7 @@ def link_rate(device: torch.device, size: int = 64 << 20) -> float:
         dist.barrier()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        store[(size // 4 // 4096,)](here, there, BLOCK=4096)
+        store[(size // 4 // 4096,)](here, there, BLOCK=4096)  # pyright: ignore[reportArgumentType]
         end.record()
         torch.cuda.synchronize()
         if i > 2:
@@ -147,10 +147,10 @@ def torch_symm_us(device: torch.device, size: int) -> dict[str, float]:
         import torch.distributed._symmetric_memory as symm
 
         t = symm.empty(size // 2, dtype=torch.bfloat16, device=device)
-        symm.rendezvous(t, dist.group.WORLD)
+        symm.rendezvous(t, dist.distributed_c10d._get_default_group())
     except (ImportError, RuntimeError):
         return {}
-    name = dist.group.WORLD.group_name  # type: ignore[union-attr]
+    name = dist.distributed_c10d._get_default_group().group_name
     calls = {
         "one_shot": lambda: torch.ops.symm_mem.one_shot_all_reduce(t, "sum", name),
         "two_shot": lambda: torch.ops.symm_mem.two_shot_all_reduce_(t, "sum", name),

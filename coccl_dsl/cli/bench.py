@@ -141,6 +141,7 @@ def worker(options: argparse.Namespace, arguments: list[str]) -> int:
     from ..bench.cases import collective_for
     from ..bench.rows import Row, run_row
     from ..bench.timing import link_rate, p2p_rate
+    from ..runtime.transports.nccl import nccl_version
 
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     torch.cuda.set_device(device)
@@ -151,7 +152,7 @@ def worker(options: argparse.Namespace, arguments: list[str]) -> int:
     p2p = p2p_rate(device)
     if lead:
         print(
-            f"# {torch.cuda.get_device_name(device)} x {dist.get_world_size()}, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}, tier {options.tier}",
+            f"# {torch.cuda.get_device_name(device)} x {dist.get_world_size()}, torch {torch.__version__}, NCCL {nccl_version()}, tier {options.tier}",
             flush=True,
         )
         print(f"# link: {link:.0f} GB/s by stores, {p2p:.0f} GB/s by NCCL p2p, each way at once", flush=True)
@@ -219,6 +220,8 @@ def document(
     import torch
     import triton
 
+    from ..runtime.transports.nccl import nccl_version
+
     commit = os.environ.get("COCCL_COMMIT") or _git("rev-parse", "HEAD")
     return {
         "command": "coccl-bench " + " ".join(arguments),
@@ -232,7 +235,7 @@ def document(
         "versions": {
             "torch": torch.__version__,
             "triton": triton.__version__,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+            "nccl": ".".join(map(str, nccl_version())),
             "python": platform.python_version(),
         },
         "tier": options.tier,

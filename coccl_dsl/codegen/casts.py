@@ -75,6 +75,11 @@ def _bits(v: Tensor) -> Tensor:
     return v.contiguous().view(torch.int32)
 
 
+def has_no_nan(v: Tensor) -> bool:
+    """True only where there is none; asked on CPU alone, where one pass over the values is all that it takes (Inf - Inf is a false alarm)."""
+    return v.device.type == "cpu" and not bool(torch.isnan(v.sum()))
+
+
 def round_to(v: Tensor, type: str, how: str = "nearest", flush: bool = False) -> Tensor:
     """The values that fields of `type` hold for `v`. float32 in and out, any shape, any device.
 
@@ -88,6 +93,8 @@ def round_to(v: Tensor, type: str, how: str = "nearest", flush: bool = False) ->
     """
     if type == "e8m0":
         return _power_of_two(v, how)
+    if type == "f32" and not flush and has_no_nan(v):
+        return v
     f = _FORMATS[type]
     bits = _bits(v)
     magnitude = bits & _MAGNITUDE

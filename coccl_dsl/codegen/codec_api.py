@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from ..diagnostics import CompileError
 from ..lang.parse import parse_binding
+from ..plan.ops import Signature
 from ..wire import layout
 from ..wire.codec import DTYPES, Codec
 from ..wire.compile import compile_codec
 from ..wire.scope import Scope, bind
-from .casts import TORCH_DTYPES, to_dtype
-from .eager import compress, open_wire, rotate
+from .casts import TORCH_DTYPES
+from .eager import EagerBackend
+from .launch import Backend, FoldArgs, OpContext, Place
 
 _NAMES = {v: k for k, v in TORCH_DTYPES.items()}
 
@@ -90,11 +93,11 @@ class BoundCodec:
         the compressor takes.
         """
         c = self._for(x.dtype)
-        v = x.reshape(-1).to(torch.float32)
-        if c.basis:
-            v = rotate(v, c.basis)
-        rng = torch.tensor([self.seed, self.calls], dtype=torch.int64, device=x.device) if c.stochastic else None
-        data = compress(c, v, rng=rng).wire
+        data = torch.zeros(layout.wire_bytes(c, x.numel()), dtype=torch.uint8, device=x.device)
+        if x.numel():
+            flat = x.contiguous().reshape(-1)
+            fold = FoldArgs(x.numel(), 0, (0,), (), (Place(data, 0),), ())
+            self._run(c, Signature((("input", 0),), None, False, c.basis, c.name, True, ()), fold, flat, flat)
         self.calls += c.stochastic
         return Wire(data, x.numel(), x.shape, x.dtype, self.name)
 
@@ -104,10 +107,24 @@ class BoundCodec:
         if w.codec != self.name:
             raise ValueError(f"the wire is {w.codec}, and {self.name} cannot open it")
         c = self._for(w.dtype)
-        v = open_wire(c, w.data, w.count).values
-        if c.basis:
-            v = rotate(v, c.basis)[: w.count]
-        return to_dtype(v, c.dtype).reshape(w.shape)
+        if w.data.numel() < layout.wire_bytes(c, w.count):
+            raise ValueError(
+                f"{w.count} elements of {self.name} take {layout.wire_bytes(c, w.count)} bytes, the wire has {w.data.numel()}"
+            )
+        y = torch.empty(w.count, dtype=w.dtype, device=w.data.device)
+        if w.count:
+            data = w.data if w.data.data_ptr() % layout.ALIGN == 0 and w.data.is_contiguous() else w.data.clone()
+            fold = FoldArgs(w.count, 0, (), (Place(data, 0),), (), (0,))
+            signature = Signature((), c.name, False, c.basis, None, False, (("output", 0, False),))
+            self._run(c, signature, fold, y, y)
+        return y.reshape(w.shape)
+
+    def _run(self, c: Codec, signature: Signature, fold: FoldArgs, x: Tensor, y: Tensor) -> None:
+        """One Fold, by generated kernels on CUDA and by torch elsewhere: equal bits."""
+        rng = torch.tensor([self.seed, self.calls], dtype=torch.int64, device=x.device)
+        counters = torch.zeros(2 + len(c.flags), dtype=torch.int32, device=x.device)
+        context = OpContext(c.dtype, None, {c.name: c}, rng, counters[:1], counters[1:], tuple(c.flags))
+        _backend(x.device).prepare(signature, [fold], context).run(x, y)
 
     def roundtrip(self, x: Tensor) -> Tensor:
         """What a receiver of x would hold: x's shape and dtype."""
@@ -123,6 +140,14 @@ def codec(text: str, dtype: torch.dtype | None = None, *, seed: int = 0) -> Boun
     Raises CompileError for a mistake in the text, ValueError for a compressor with state, TypeError for another dtype.
     """
     return BoundCodec(text, dtype, seed)
+
+
+def _backend(device: torch.device) -> Backend:
+    if device.type != "cuda" or find_spec("triton") is None:
+        return EagerBackend()
+    from .triton_backend import TritonBackend
+
+    return TritonBackend()
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -13,8 +13,8 @@ from ..wire.layout import frame_bytes
 from .casts import TORCH_DTYPES
 from .evaluate import Batch
 
-# Frames evaluated at a time: every node of a graph is kept until its batch is done.
-_BATCH = 128
+# Frames evaluated at a time: every node of a graph is kept until its batch is done. On CPU few, which stay in cache.
+_BATCH, _CPU_BATCH = 128, 16
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,12 @@ class Part:
         out[self.first : end] = flat[: end - self.first]
 
 
-def parts(n: int) -> Iterator[Part]:
+def parts(n: int, device: torch.device) -> Iterator[Part]:
     """The parts of a piece of `n` elements; none where it is empty."""
     full, rest = divmod(n, FRAME)
-    for frame in range(0, full, _BATCH):
-        yield Part(frame * FRAME, frame, min(_BATCH, full - frame), FRAME)
+    step = _CPU_BATCH if device.type == "cpu" else _BATCH
+    for frame in range(0, full, step):
+        yield Part(frame * FRAME, frame, min(step, full - frame), FRAME)
     if rest:
         yield Part(full * FRAME, full, 1, rest)
 

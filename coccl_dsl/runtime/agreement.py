@@ -24,11 +24,15 @@ class Meeting:
         number = _sequence.get(group, 0)
         _sequence[group] = number + 1
         base = dist.distributed_c10d._get_default_store()
-        self.store = dist.PrefixStore(f"coccl_dsl/{group.group_name}/{number}", base)
+        self.store = dist.distributed_c10d.PrefixStore(f"coccl_dsl/{group.group_name}/{number}", base)
+
+    def tell(self, name: str, text: str) -> None:
+        """This rank's part of `gather`, without waiting for the others."""
+        self.store.set(f"{name}/{self.rank}", text)
 
     def gather(self, name: str, text: str) -> list[str]:
         """Every rank's text, in rank order. Raises BindError naming the ranks that did not come within the timeout."""
-        self.store.set(f"{name}/{self.rank}", text)
+        self.tell(name, text)
         keys = [f"{name}/{r}" for r in range(self.world)]
         try:
             self.store.wait(keys, self.timeout)

@@ -118,7 +118,9 @@ class Executor:
         for k in range(self.depth):
             rows: dict[tuple[int, int], list[int]] = {}
             for step in self.plan.steps:
-                for t in step.recvs if isinstance(step, Exchange) else ():
+                if not isinstance(step, Exchange):
+                    continue
+                for t in step.recvs:
                     if t.direct:
                         places = [self.offsets[k][self.plan.wires[w].slot] for w in t.wires]
                         rows.setdefault((t.peer, step.level), []).extend(places)

@@ -1,41 +1,26 @@
-"""bind, and the op that it gives: a collective for one group, dtype and capacity, callable with tensors."""
+"""A bound collective: called with tensors, it checks them, runs the plan over its transport, and keeps calls in order."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from ..codegen.casts import to_dtype
-from ..codegen.eager import EagerBackend
-from ..codegen.launch import Backend
-from ..pipeline import World, op_factor
+from ..pipeline import World
 from ..plan.ops import Plan
-from .agreement import Meeting
-from .cut import Cut, cut
+from .cut import Cut
 from .dtypes import dtype_name
-from .errors import BindError
 from .executor import Executor
-from .simulate import world_of
 from .transports.base import Transport, drive
 from .transports.local import run_all
-from .transports.torch_p2p import TorchTransport, group_timeout
-from .tuning import tuned
 
 if TYPE_CHECKING:
-    from ..check.values import Trace
     from ..pipeline import Collective
 
-log = logging.getLogger("coccl_dsl")
-TRANSPORTS = ("auto", "symm", "nccl", "torch", "local")
 _lock = threading.RLock()
 
 
@@ -66,7 +51,7 @@ class Settings:
 class Work:
     """Result of an async call. `wait()` orders the caller's stream after it and never blocks the host; holds the tensors until then."""
 
-    def __init__(self, result: torch.Tensor, held: tuple[torch.Tensor, ...], done: torch.cuda.Event | None):
+    def __init__(self, result: torch.Tensor, held: tuple[torch.Tensor, ...], done: Any):
         self.result: torch.Tensor = result
         self._held: tuple[torch.Tensor, ...] | None = held
         self._done = done
@@ -76,86 +61,6 @@ class Work:
             torch.cuda.current_stream(self.result.device).wait_event(self._done)
         self._held = None
         return self.result
-
-
-def backend_for(collective: Collective, device: torch.device, name: str = "auto") -> Backend:
-    """Triton on CUDA, eager torch elsewhere; `eager` and `triton` can be asked for. A generated module's kernels are used where there are any."""
-    if name == "eager" or (name == "auto" and device.type != "cuda"):
-        return EagerBackend()
-    from ..codegen.triton_backend import TritonBackend
-    from .dispatch import kernels_of
-
-    return TritonBackend(kernels_of(collective))
-
-
-def settings_of(collective: Collective, like: torch.Tensor, world: int, options: dict[str, Any]) -> Settings:
-    known = {
-        "op": "sum",
-        "capacity": like.numel(),
-        "mesh": None,
-        "root": 0,
-        "seed": 0,
-        "depth": None,
-        "transport": "auto",
-        "backend": "auto",
-        "fuse": True,
-        "min_bytes": 0,
-    }
-    declared = set(collective.program(dtype_name(like.dtype)).codecs)
-    compressors = {}
-    for name in list(options):
-        if name in declared:
-            compressors[name] = str(options.pop(name))
-        elif name not in known:
-            raise BindError(
-                f"bind has no argument `{name}`; compressors of `{collective.name}`: {', '.join(sorted(declared)) or 'none'}"
-            )
-    asked = {**known, **options}
-    for name in ("capacity", "root", "seed", "min_bytes"):
-        if not isinstance(asked[name], int) or asked[name] < 0:
-            raise BindError(f"{name}={asked[name]!r}: a whole number that is not negative is wanted")
-    if asked["transport"] not in TRANSPORTS:
-        raise BindError(f"transport={asked['transport']!r} is not one of {', '.join(TRANSPORTS)}")
-    if asked["backend"] not in ("auto", "eager", "triton"):
-        raise BindError(f"backend={asked['backend']!r} is not one of auto, eager, triton")
-    depth = asked["depth"]
-    if depth is not None and (not isinstance(depth, int) or not 1 <= depth <= 64):
-        raise BindError(f"depth={depth!r}: 1 to 64 slices")
-    try:
-        op_factor(asked["op"], world)
-    except ValueError as e:
-        raise BindError(str(e)) from None
-    return Settings(
-        asked["op"],
-        asked["capacity"],
-        asked["mesh"],
-        asked["root"],
-        asked["seed"],
-        depth,
-        asked["transport"],
-        asked["backend"],
-        bool(asked["fuse"]),
-        compressors,
-        _min_bytes(collective, asked, dtype_name(like.dtype), compressors),
-    )
-
-
-def _min_bytes(collective: Collective, asked: dict[str, Any], dtype: str, compressors: dict[str, str]) -> int:
-    if not asked["min_bytes"]:
-        return 0
-    if collective.kind != "all_to_all":
-        raise BindError(
-            f"min_bytes is for all_to_all, whose pairs differ in size; `{collective.name}` is {collective.kind}"
-        )
-    kept = [name for name, codec in collective.program(dtype, compressors).codecs.items() if codec.stateful]
-    if kept or not asked["fuse"]:
-        reason = (
-            f"compressor `{kept[0]}` keeps a state for each pair"
-            if kept
-            else "fuse=False keeps what it would leave out"
-        )
-        raise BindError(f"min_bytes is not available here: {reason}")
-    return asked["min_bytes"]
 
 
 class Op:
@@ -391,233 +296,3 @@ class LocalOp:
     def reset(self) -> None:
         for op in self.ops:
             op.reset()
-
-
-def _bind_local(collective: Collective, group: LocalGroup, like: torch.Tensor, s: Settings) -> LocalOp:
-    world = world_of(collective, group.size, s.mesh, s.root, s.op)
-    dtype = dtype_name(like.dtype)
-    ops = []
-    trace = collective.trace(world, dtype=dtype, compressors=s.compressors) if group.size > 1 else None
-    for rank in range(group.size):
-        plan = executor = None
-        if trace is not None:
-            plan = collective.plan(world, rank, dtype=dtype, compressors=s.compressors, trace=trace, fuse=s.fuse)
-            executor = Executor(
-                plan,
-                backend_for(collective, like.device, s.backend),
-                like.device,
-                s.capacity,
-                world.factor,
-                s.seed,
-                tuned(plan, 0, s.depth).depth,
-                min_bytes=s.min_bytes,
-            )
-        ops.append(Op(collective, world, rank, plan, executor, None, s, like.device, like.dtype))
-    return LocalOp(ops)
-
-
-def _fingerprint(collective: Collective, s: Settings, world: World, dtype: str, plan_text: str) -> dict[str, str]:
-    from .. import __version__
-
-    def digest(text: str) -> str:
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-    program = collective.program(dtype, s.compressors)
-    return {
-        "package": __version__,
-        "torch": torch.__version__,
-        "collective": f"{collective.name} ({digest(collective.source.text)})",
-        "compressors": json.dumps(
-            {n: f"{c.name} ({digest(c.text)})" for n, c in program.codecs.items()}, sort_keys=True
-        ),
-        "world": str(world.sizes),
-        "op": s.op,
-        "dtype": dtype,
-        "capacity": str(s.capacity),
-        "root": str(s.root),
-        "seed": str(s.seed),
-        "min_bytes": str(s.min_bytes),
-        "slices": str(s.depth),
-        "transport": s.transport,
-        "plan": digest(plan_text),
-    }
-
-
-def _world_text(collective: Collective, world: World, dtype: str, s: Settings, trace) -> str:
-    sent = [(m.level, m.source, m.target, [(w.codec, w.extent) for w in m.sent]) for m in trace.messages]
-    return json.dumps([sent, [[v.number if v else -1 for v in out] for out in trace.outputs]])
-
-
-def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, options: dict[str, Any]) -> Any:
-    """See `Collective.bind`."""
-    if not isinstance(like, torch.Tensor):
-        raise BindError("bind needs like=x: a tensor of the dtype, device and largest size that the op will get")
-    dtype = dtype_name(like.dtype)
-    if isinstance(group, LocalGroup):
-        s = settings_of(collective, like, group.size, dict(options))
-        if s.transport not in ("auto", "local"):
-            raise BindError(
-                f"a LocalGroup moves wires in this process; transport={s.transport!r} is for process groups"
-            )
-        return _bind_local(collective, group, like, s)
-    if collective.kind == "send_recv" and options.keys() & {"source", "target", "tag"}:
-        from .pair import bind_pair
-
-        return bind_pair(collective, group, like, options)
-    if not dist.is_initialized():
-        raise BindError(
-            "torch.distributed is not initialised: call init_process_group first, or bind with group=LocalGroup(n)"
-        )
-    pg: dist.ProcessGroup = group if group is not None else dist.group.WORLD
-    rank, count = dist.get_rank(pg), dist.get_world_size(pg)
-    if rank < 0:
-        raise BindError("this process is not a member of the group")
-    if collective.kind == "send_recv" and count > 2:
-        raise BindError(
-            f"`{collective.name}` is between 2 ranks, the group has {count}: say target= on the sender and source= on the receiver"
-        )
-    meeting = Meeting(pg, group_timeout(pg, like.device), f"bind of `{collective.name}`")
-    problem, made = "", None
-    try:
-        s = settings_of(collective, like, count, dict(options))
-        world = world_of(collective, count, s.mesh, s.root, s.op)
-        trace = collective.trace(world, dtype=dtype, compressors=s.compressors) if count > 1 else None
-        made = (s, world, trace)
-    except Exception as e:  # the others must hear of it before it is raised here
-        problem = f"{type(e).__name__}: {e}"
-        failure: Exception = BindError(str(e)) if type(e) is ValueError else e
-    if made is None:
-        try:
-            meeting.gather("settings", problem)
-        finally:
-            raise failure  # noqa: B012 - this rank's own reason says more than that others wait
-    told = [(r, t) for r, t in enumerate(meeting.gather("settings", problem)) if t]
-    if told:
-        raise BindError(f"bind of `{collective.name}`: " + "; ".join(f"rank {r}: {t}" for r, t in told))
-    s, world, trace = made
-    text = _world_text(collective, world, dtype, s, trace) if trace is not None else ""
-    meeting.agree(_fingerprint(collective, s, world, dtype, text))
-    if trace is None:
-        return Op(collective, world, rank, None, None, None, s, like.device, like.dtype)
-    name, note = _choose(s, like.device, meeting)
-    problem, op = "", None
-    try:
-        op = _assemble(collective, pg, world, rank, trace, s, like, name, note, meeting)
-    except Exception as e:
-        problem = f"{type(e).__name__}: {e}"
-        log.debug("bind failed", exc_info=True)
-    meeting.report(problem)
-    assert op is not None
-    log.info("%r: transport %s %s", op, name, note)
-    return op
-
-
-def _choose(s: Settings, device: torch.device, meeting: Meeting) -> tuple[str, str]:
-    """The transport that all ranks use, and why it is not a faster one. Raises BindError on all ranks when what was asked for cannot be had."""
-    if s.transport not in ("auto", "symm") or device.type != "cuda":
-        if s.transport == "symm":
-            raise BindError(f"transport='symm' needs CUDA tensors, like is on {device}")
-        return ("torch" if s.transport == "auto" else s.transport), ""
-    from .transports.symm import host_name, reachable, unavailable
-
-    told = [
-        json.loads(t) for t in meeting.gather("device", json.dumps([host_name(), device.index, unavailable(device)]))
-    ]
-    hosts = {t[0] for t in told}
-    problem = next((f"rank {r}: {t[2]}" for r, t in enumerate(told) if t[2]), "")
-    if not problem and len(hosts) > 1:
-        problem = f"the ranks are on {len(hosts)} hosts"
-    devices = [t[1] for t in told]
-    if (
-        not problem
-        and len(set(devices)) < len(devices)
-        and os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") != "1"
-    ):
-        problem = "several ranks share a device"
-    if not problem:
-        reasons = meeting.gather("peer access", reachable(device, devices))
-        problem = next((f"rank {r}: {t}" for r, t in enumerate(reasons) if t), "")
-    if not problem:
-        return "symm", ""
-    if s.transport == "symm":
-        raise BindError(f"transport='symm' is not available: {problem}")
-    return "torch", f"(not symm: {problem})"
-
-
-def _assemble(
-    collective: Collective,
-    pg: dist.ProcessGroup,
-    world: World,
-    rank: int,
-    trace: Trace,
-    s: Settings,
-    like: torch.Tensor,
-    name: str,
-    note: str,
-    meeting: Meeting,
-) -> Op:
-    """Plan, memory and transport of this rank."""
-    device, dtype = like.device, dtype_name(like.dtype)
-    what = f"`{collective.name}` on rank {rank}"
-    backend = backend_for(collective, device, s.backend)
-    if name == "symm":
-        from .transports.symm import SymmTransport
-
-        plan = collective.mapped_plans(world, dtype=dtype, compressors=s.compressors, trace=trace, fuse=s.fuse)[rank]
-        assert plan.credits is not None
-        whole = cut(plan, _whole(plan, s.capacity))
-        best = tuned(plan, max(whole.input_count, whole.output_count) * like.element_size(), s.depth)
-        transport = SymmTransport(pg, device, what, max(plan.levels, 1), best.depth, meeting.timeout)
-        executor = Executor(
-            plan,
-            backend,
-            device,
-            s.capacity,
-            world.factor,
-            s.seed,
-            best.depth,
-            transport.reserve,
-            best.far_programs,
-            s.min_bytes,
-        )
-        arenas = transport.open(meeting, plan.credits)
-        executor.arena = transport.arena
-        tables = [json.loads(t) for t in meeting.gather("places", json.dumps(executor.incoming()))]
-        executor.connect(arenas, {r: t for r, t in enumerate(tables) if r != rank})
-    else:
-        plan = collective.plan(world, rank, dtype=dtype, compressors=s.compressors, trace=trace, fuse=s.fuse)
-        executor = Executor(
-            plan,
-            backend,
-            device,
-            s.capacity,
-            world.factor,
-            s.seed,
-            tuned(plan, 0, s.depth).depth,
-            min_bytes=s.min_bytes,
-        )
-        transport = _transport(pg, device, what, name, meeting)
-    if plan.kind != "send_recv":
-        executor.prepare(_whole(plan, s.capacity))
-        if s.min_bytes:  # a call may have pairs of both sorts, and nothing is compiled after bind
-            executor.prepare(min(plan.world, _whole(plan, s.capacity)))
-    return Op(collective, world, rank, plan, executor, transport, s, device, like.dtype, note)
-
-
-def _whole(plan: Plan, capacity: int) -> int:
-    """The largest count within the capacity that the collective takes."""
-    if plan.kind in ("reduce_scatter", "all_to_all"):
-        return capacity // plan.world * plan.world
-    return capacity
-
-
-def _transport(group: dist.ProcessGroup, device: torch.device, what: str, name: str, meeting: Meeting) -> Transport:
-    if name == "local":
-        raise BindError("transport='local' is for group=LocalGroup(n)")
-    if name == "nccl":
-        if device.type != "cuda":
-            raise BindError(f"transport='nccl' needs CUDA tensors, like is on {device}")
-        from .transports.nccl import NcclTransport
-
-        return NcclTransport(group, device, what, meeting)
-    return TorchTransport(group, device, what)

@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 
 from ..pipeline import World
+from .bind import backend_for, settings_of
 from .dtypes import dtype_name
 from .errors import BindError
 from .executor import Executor
-from .op import Op, backend_for, settings_of
+from .op import Op
 from .transports.torch_p2p import MAX_TAG, TorchTransport
 from .tuning import tuned
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -272,7 +272,7 @@ def simulate(
     if min_bytes:
         if collective.kind != "all_to_all" or trace:
             raise ValueError("min_bytes is for all_to_all, without trace=True")
-        raw = dict.fromkeys(program.codecs, "raw")
+        raw: dict[str, Any] = dict.fromkeys(program.codecs, "raw")
         plain = simulate(collective, tensors, op=op, mesh=mesh, root=root, splits=splits, **raw)
         assert isinstance(plain, list)
     outputs, limits = [], []

@@ -30,6 +30,6 @@ def test_core_of_processes(world, compressors, dtype):
 @pytest.mark.full
 @pytest.mark.parametrize("world", [2, 3, 4, 6, 8])
 def test_all_on_processes(world):
-    out = spawn(SCRIPT, world, "all", "raw,int8,int4", "f32,bf16,f16", "100003", timeout=1800)
+    out = spawn(SCRIPT, world, "all", "raw,int8,int4", "f32,bf16,f16", "40003", timeout=1800)
     print(out[0])
-    assert cases(out) >= 200
+    assert cases(out) >= 189

@@ -1,7 +1,7 @@
 """A small real problem for 4 workers: predict the next letter of Python's own documentation from the two before it.
 
-Multinomial logistic regression on pydoc_data.topics. Each worker has the places where certain letters follow, a fourth of all, so that the
-workers' gradients differ and do not vanish where their sum does.
+Multinomial logistic regression on pydoc_data.topics. Each worker has a part of the text, and for a third of its places some where certain
+letters follow, so that the workers' gradients differ and do not vanish where their sum does.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ def text_of(worker: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     words = " ".join(topics[t] for t in sorted(topics)).lower()
     codes = torch.tensor([known.get(c, 0) for c in words])
     codes = codes[: (len(codes) - 2) // WORKERS * WORKERS + 2]
-    order = torch.argsort(codes[2:], stable=True)
+    order = torch.arange(len(codes) - 2)
     if worker < WORKERS:
-        order = order.view(WORKERS, -1)[worker]
+        some = order % 3 == 0
+        alike = order[some][torch.argsort(codes[2:][some], stable=True)]
+        shares = [v[: len(v) // WORKERS * WORKERS].view(WORKERS, -1)[worker] for v in (alike, order[~some])]
+        order = torch.cat(shares)
     return codes[:-2][order], codes[1:-1][order], codes[2:][order]
 
 
@@ -57,7 +60,7 @@ def gradients(w: torch.Tensor, step: int, batch: int = 256) -> list[torch.Tensor
 
 
 def rate(step: int, steps: int) -> float:
-    return 4.0 * min(1.0, 2 * (1 - step / steps))
+    return 1.0 * min(1.0, 2 * (1 - step / steps))
 
 
 def train(reduce: Reduce, steps: int = 1000, w: torch.Tensor | None = None, start: int = 0, spoil: int = -1) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -117,7 +117,7 @@ def drive(executor: Executor, transport: Transport, x: torch.Tensor, y: torch.Te
             left[k] = stream.record_event()
         level[k] += 1
 
-    left: list[torch.cuda.Event | None] = [None] * depth
+    left: list[Any] = [None] * depth
     started = 0
     while any(alive):
         started = min(started + 1, depth)

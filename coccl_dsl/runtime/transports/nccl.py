@@ -26,13 +26,20 @@ from .base import Done, Pending
 _communicators: WeakKeyDictionary[dist.ProcessGroup, _Communicator] = WeakKeyDictionary()
 
 
+def nccl_version() -> tuple[int, int, int]:
+    """Version of the NCCL that torch has loaded."""
+    from torch.cuda import nccl
+
+    return nccl.version()[:3]
+
+
 def _nccl() -> Any:
     """cupy's NCCL bindings, of the version that torch has loaded. Raises BindError."""
     try:
-        from cupy.cuda import nccl
+        from cupy.cuda import nccl  # pyright: ignore[reportMissingImports]
     except ImportError as e:
         raise BindError(f"transport='nccl' needs cupy: pip install 'coccl-dsl[cuda12]' or [cuda13] ({e})") from None
-    theirs = torch.cuda.nccl.version()
+    theirs = nccl_version()
     number = theirs[0] * 10000 + theirs[1] * 100 + theirs[2]
     if nccl.get_version() != number:
         raise BindError(f"cupy has NCCL {nccl.get_version()}, torch has {number}: install matching versions")
@@ -53,7 +60,7 @@ class _Communicator:
         self.comm: Any = None
         self.stream = torch.cuda.Stream(device)
         self.failed: CollectiveError | None = None
-        self.inflight: deque[tuple[torch.cuda.Event, float, str]] = deque()
+        self.inflight: deque[tuple[Any, float, str]] = deque()
         self.lock = threading.Lock()
         self._on_thread(lambda: self._connect(unique))
         threading.Thread(target=self._watch, daemon=True, name="coccl-nccl-watchdog").start()
@@ -104,7 +111,7 @@ class _Communicator:
                 )
                 self.comm.abort()
 
-    def exchange(self, call: ExchangeCall, what: str) -> torch.cuda.Event:
+    def exchange(self, call: ExchangeCall, what: str) -> Any:
         if self.failed is not None:
             raise self.failed
         caller = torch.cuda.current_stream(self.device)
@@ -128,7 +135,7 @@ class _Communicator:
 
 
 class _Posted:
-    def __init__(self, event: torch.cuda.Event, device: torch.device):
+    def __init__(self, event: Any, device: torch.device):
         self.event, self.device = event, device
 
     def wait(self) -> None:

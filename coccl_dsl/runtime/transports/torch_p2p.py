@@ -134,4 +134,4 @@ def group_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta:
     timeout = getattr(options, "_timeout", None)
     if isinstance(timeout, timedelta):
         return timeout
-    return dist.constants.default_pg_timeout
+    return dist.distributed_c10d.default_pg_timeout
