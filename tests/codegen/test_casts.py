@@ -66,6 +66,20 @@ def test_up_is_the_next_held_value_away_from_zero(t, device):
     same(round_to(torch.from_numpy(v).to(device), t, "up"), np.copysign(held[at], v))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("t", SMALL)
+def test_down_is_the_next_held_value_towards_minus_infinity(t, device):
+    v = values(t)
+    v = v[np.isfinite(v)]
+    kind = np.uint16 if WIDTH[t] == 16 else np.uint8
+    held = np.arange(1 << WIDTH[t]).astype(kind).view(SMALL[t]).astype(np.float32)
+    held = np.unique(held[np.isfinite(held)])
+    at = np.maximum(np.searchsorted(held, v, side="right") - 1, 0)
+    got = round_to(torch.from_numpy(v).to(device), t, "down").cpu()
+    np.testing.assert_array_equal(got.numpy(), held[at])
+    assert torch.equal(torch.signbit(got), torch.signbit(torch.from_numpy(v))), "zero keeps its sign"
+
+
 @pytest.mark.parametrize("t", SMALL)
 def test_bits_of_every_value_and_back(t):
     codes = np.arange(1 << WIDTH[t])
@@ -92,7 +106,7 @@ def test_f32_keeps_every_bit_but_those_of_nan():
 def test_inf_stays_or_saturates(t):
     inf = torch.tensor([torch.inf, -torch.inf])
     want = {"e4m3": 448.0, "e2m1": 6.0}.get(t, torch.inf)
-    for how in ("nearest", "up"):
+    for how in ("nearest", "up", "down"):
         got = round_to(inf, t, how)
         assert got.tolist() == [want, -want]
         assert torch.equal(decode(encode(got, t), t), got)
@@ -124,7 +138,7 @@ def test_flush_looks_at_the_rounded_value():
     assert float(round_to(below, "bf16", "up", True)) == 2.0**-126
 
 
-def power(v: float, up: bool) -> float:
+def power(v: float, how: str) -> float:
     """e8m0 by searching all its values."""
     held = [2.0 ** (b - 127) for b in range(255)]
     if v <= held[0]:
@@ -132,7 +146,7 @@ def power(v: float, up: bool) -> float:
     if v >= held[-1]:
         return held[-1]
     above = next(h for h in held if h >= v)
-    return above if up or above == v or v >= 0.75 * above else above / 2
+    return above if how == "up" or above == v or (how == "nearest" and v >= 0.75 * above) else above / 2
 
 
 def test_e8m0_holds_powers_of_two():
@@ -142,9 +156,9 @@ def test_e8m0_holds_powers_of_two():
     edges = np.concatenate([exact, exact * np.float32(1.5), [np.float32(0), np.float32(-1)]]).astype(np.float32)
     v = np.concatenate([v, edges, np.nextafter(edges, np.float32(np.inf)), np.nextafter(edges, np.float32(-np.inf))])
     v = v[np.isfinite(v)]
-    for how in ("up", "nearest"):
+    for how in ("up", "nearest", "down"):
         got = round_to(torch.from_numpy(v), "e8m0", how)
-        want = np.float32([power(float(x), how == "up") for x in v])
+        want = np.float32([power(float(x), how) for x in v])
         same(got, want)
         same(decode(encode(got, "e8m0"), "e8m0"), want)
     assert encode(round_to(torch.tensor([torch.inf, -torch.inf]), "e8m0"), "e8m0").tolist() == [254, 0]

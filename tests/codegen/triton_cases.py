@@ -113,6 +113,42 @@ compressor planes6(group: int = 32) {
   }
   decompress { yield (low + (high << 4) - 32) * scale }
 }
+compressor lowest(group: int = 32) {
+  wire { tail : f32[group]  low : bf16  half : f16  four : e4m3  two : e5m2  power : e8m0  small : e2m1[group]  each : e4m3[group] }
+  nonfinite low
+  compress(x) {
+    low = down(min(x))
+    half = down(max(x))
+    four = down(min(x) * 0.3)
+    two = down(max(x) * 3)
+    power = down(max(x))
+    small = down(x)
+    each = down(x)
+    tail = x - low
+  }
+  decompress { yield small + each + (low + half) + (four + two) + power + tail }
+}
+compressor joined(group: int = 16) {
+  wire { code : u4[group]  low : f32  mean : f32 }
+  nonfinite low
+  compress(x) {
+    let y = whole(x + 1)
+    low = min(y) + argmax(y)
+    mean = mean(y) + sum(select(top(y, 3), y, 0))
+    code = quantize(y - low, 0, 15)
+  }
+  decompress { yield code + low + max(code) + mean }
+}
+compressor told(group: int = 32) {
+  wire { code : u8[group]  count : u8 }
+  nonfinite pass
+  flag many code count = 255 when sum(select(x > 1, 1, 0)) > 4
+  compress(x) {
+    code = quantize(x * 8, -100, 100) + 128
+    count = sum(select(x > 1, 1, 0))
+  }
+  decompress { yield (code - 128) * 0.125 }
+}
 compressor turned(group: int = 64) {
   wire { code : s8[group]  scale : f32 }
   nonfinite scale
@@ -217,7 +253,20 @@ def cases() -> Iterator[Case]:
             yield Case(dtype, (IN,), out="weight_delta4", sinks=(OPENED,), first=first, sizes=LONG)
             yield Case(dtype, opened="weight_delta4", update=True, sinks=(OUT,), first=first, sizes=LONG)
     yield Case("bf16", (IN,), opened="weight_delta4(group=128)", opens=2, out="int4", sinks=(OPENED,))
-    for q in ("rms8", "spike", "mx8", "nv4", "frame_mean", "planes6", "turned", "arithmetic", "sparse"):
+    for q in (
+        "rms8",
+        "spike",
+        "mx8",
+        "nv4",
+        "frame_mean",
+        "planes6",
+        "lowest",
+        "joined",
+        "told",
+        "turned",
+        "arithmetic",
+        "sparse",
+    ):
         yield Case("f32", (IN,), out=q, sinks=(OPENED,), sizes=LONG)
         yield Case("bf16", opened=q, sinks=(OUT,), sizes=SHORT)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, RESULTS = ROOT / "docs" / "compressors.md", ROOT / "benchmarks" / "results" / "codecs.json"
 BEGIN, END = "<!-- table: tests/compressors/table.py --write -->", "<!-- end of the table -->"
-COUNT = 1 << 20
+COUNT = 1 << 18
 
 WHEN = {
     "raw": "no compression; the baseline",
@@ -48,7 +48,15 @@ WHEN = {
     "lossless_bf16": "bf16 weights and activations, bit for bit, or flagged",
     "error_feedback": "wraps any other, for gradients over many steps",
 }
-HEAD = ("compressor", "bits a value", "claim: `abs(x - decompressed) <=`", "error, Gaussian", "error, outliers", "share of copy rate", "when")
+HEAD = (
+    "compressor",
+    "bits a value",
+    "claim: `abs(x - decompressed) <=`",
+    "error, Gaussian",
+    "error, outliers",
+    "share of copy rate",
+    "when",
+)
 
 
 def shares() -> dict[str, str]:
@@ -100,7 +108,16 @@ def rows() -> list[tuple[str, ...]]:
             bits = f"{bits_per_value(c):.5g}" if q.name != "raw" else "the tensor's"
         both = errors(q.text)
         shown = ("-", "-") if both is None else tuple(f"{e:.3g}" for e in both)
-        made.append((f"[{q.name}](../compressors/{q.name}.comp)", bits, claim or "exact", *shown, fast.get(q.name, ""), WHEN[q.name]))
+        made.append(
+            (
+                f"[{q.name}](../compressors/{q.name}.comp)",
+                bits,
+                claim or "exact",
+                *shown,
+                fast.get(q.name, ""),
+                WHEN[q.name],
+            )
+        )
     return made
 
 

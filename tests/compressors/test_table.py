@@ -16,9 +16,13 @@ def test_the_page_is_up_to_date() -> None:
     wanted = [list(r) for r in table.rows()]
     assert [r[0] for r in shown] == [r[0] for r in wanted], "run tests/compressors/table.py --write"
     for got, want in zip(shown, wanted, strict=True):
-        assert (got[1], got[2], got[-1]) == (want[1], want[2], want[-1]), f"{got[0]}: run tests/compressors/table.py --write"
+        assert (got[1], got[2], got[-1]) == (want[1], want[2], want[-1]), (
+            f"{got[0]}: run tests/compressors/table.py --write"
+        )
         for a, b in zip(got[3:5], want[3:5], strict=True):
-            assert a == b or float(a) == pytest.approx(float(b), rel=0.02), f"{got[0]}: run tests/compressors/table.py --write"
+            assert a == b or float(a) == pytest.approx(float(b), rel=0.02), (
+                f"{got[0]}: run tests/compressors/table.py --write"
+            )
 
 
 @pytest.mark.parametrize("q", SHIPPED, ids=[q.text for q in SHIPPED])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -17,15 +16,6 @@ from coccl_dsl.runtime.op import LocalOp
 from tests.compressors import training
 
 LOSSY = ("int4", "topk(k=5)", "sign1")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors are small: threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def bound(q: str, count: int = training.PARAMETERS) -> LocalOp:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from pydoc_data.topics import topics
 
 import torch
-from pydoc_data.topics import topics
 
 WORKERS, LETTERS, SIZE = 4, " abcdefghijklmnopqrstuvwxyz.,()_", 32
 PARAMETERS = 3 * 2048
@@ -63,7 +63,9 @@ def rate(step: int, steps: int) -> float:
     return 1.0 * min(1.0, 2 * (1 - step / steps))
 
 
-def train(reduce: Reduce, steps: int = 1000, w: torch.Tensor | None = None, start: int = 0, spoil: int = -1) -> torch.Tensor:
+def train(
+    reduce: Reduce, steps: int = 1000, w: torch.Tensor | None = None, start: int = 0, spoil: int = -1
+) -> torch.Tensor:
     """The weights after steps start .. steps. reduce gives every worker the mean gradient. At step `spoil` a worker's gradient has an Inf;
     that step is skipped, as a loss scaler does."""
     w = torch.zeros(PARAMETERS) if w is None else w.clone()

@@ -38,6 +38,10 @@ def test_state_and_stochastic_rounding_over_calls():
     spawn("gloo_state.py", 3)
 
 
+def test_slices_transport_and_fusing_change_no_bit():
+    spawn("gloo_combinations.py", 4)
+
+
 def test_ranks_that_differ_raise_everywhere():
     for out in spawn("gloo_faults.py", 2, "differ"):
         assert "agreed to disagree" in out

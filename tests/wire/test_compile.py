@@ -267,6 +267,58 @@ def test_nonfinite_of_a_shorter_field_poisons_the_group():
     assert c.decompress.args[0].scope == "group"
 
 
+def test_a_claim_may_depend_on_a_type():
+    assert codec("int8").claims and codec("int8(scale_type=f32)").claims and not codec("int8(scale_type=f16)").claims
+
+
+def test_down_rounds_a_minimum():
+    c = made("low : bf16  v : f32[group]", "low = down(min(x)) v = x", "v + low")
+    assert ("bf16", "down", True) in [n.attr for n in walk([c.compress["low"]]) if n.op == "round_to"]
+
+
+@pytest.mark.parametrize("fn", ["up", "down"])
+def test_directions_stand_at_the_top_of_an_assignment(fn: str):
+    assert codes(compress=f"v = abs({fn}(x))") == ("E203",)
+    assert codes(fields="v : s8[group]", compress=f"v = {fn}(x)", result="v * 1.0") == ("E203",)
+
+
+def test_what_is_mixed_counts_whole():
+    c = made(compress="v = hadamard(x, 16) * 2")
+    assert c.compress["v"].whole and "live" not in ops(c.compress["v"]), "codes of missing elements are sent"
+    assert next(n for n in walk([c.decompress]) if n.op == "field").whole
+    c = made(compress="v = whole(x + 1) - 1")
+    assert c.compress["v"].whole and ops(c.compress["v"]).count("whole") == 1
+    assert not made(compress="v = abs(x) + max(hadamard(x, 2))").compress["v"].whole
+    assert not made(compress="v = gather(hadamard(x, 2), iota(group))").compress["v"].whole
+
+
+FLAGGED = "flag full {}when any(x > 1)"
+
+
+def test_a_flag_names_its_code_where_nan_and_inf_pass():
+    c = made("v : u8[group]  n : u8", "v = x n = 3", "v * 1.0", parts=FLAGGED.format("code n = 255 "))
+    assert c.nonfinite == "pass" and set(c.flags) == {"full"}
+    assert c.decompress.op == "select" and c.decompress.args[0].op == "eq"
+    assert c.compress["n"].op == "select" and c.compress["n"].args[0] is c.flags["full"]
+
+
+@pytest.mark.parametrize(
+    ("told", "policy", "code"),
+    [
+        ("", "pass", "E406"),
+        ("code n = 255 ", "s", "E406"),
+        ("code m = 255 ", "pass", "E201"),
+        ("code n = 256 ", "pass", "E216"),
+        ("code s = 1 ", "pass", "E407"),
+    ],
+)
+def test_bad_flags(told: str, policy: str, code: str):
+    fields, compress = "v : u8[group]  n : u8  s : bf16", "v = x n = 3 s = 1.0"
+    assert codes(fields=fields, compress=compress, result="v * s", parts=FLAGGED.format(told), nonfinite=policy) == (
+        code,
+    )
+
+
 # ---- arithmetic on constants
 
 
