@@ -122,6 +122,7 @@ def main() -> int:
     if reason:
         print(f"skipped: no network namespaces here: {reason}")
         return 0
+    load_before = os.getloadavg()[0]
     rows = [measure_rate(rate, args) for rate in args.rates]
     print(
         f"{'rate':>8} {'two_level s':>12} {'torch s':>9} {'faster':>7} {'bar':>5}   CPU seconds, all ranks: two_level, torch"
@@ -135,6 +136,7 @@ def main() -> int:
             "what": f"all_reduce of {args.count} float32 on 2 nodes x 2 processes, gloo; two_level: raw inside, {args.compressor} between",
             "command": "python benchmarks/two_hosts.py " + " ".join(sys.argv[1:]),
             "machine": f"{cpu_name()}, {os.cpu_count()} cores, Linux {platform.release()}",
+            "load_before": load_before,
             "versions": {
                 "python": platform.python_version(),
                 "torch": torch.__version__,

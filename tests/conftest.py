@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Many small tensors: torch's threads only wait for each other, the more so where tests run side by side.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+
 GOLDEN = Path(__file__).parent / "golden"
 
 # Timing on a shared two-core machine says nothing about the code, so neither deadlines nor slow generation fail a test.

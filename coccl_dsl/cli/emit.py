@@ -70,18 +70,18 @@ def triton_text(plans: list[Plan]) -> str:
 # ---------------------------------------------------------------- PTX
 
 
-def _variants(plans: list[Plan]) -> dict[tuple[str, bool, bool], int]:
-    """(kernel, whether its Folds open one wire each, whether they store to one place each) -> warps."""
+def _variants(plans: list[Plan]) -> dict[tuple[str, bool, bool, bool], int]:
+    """(kernel, whether its Folds open one wire each, whether they store to one place each, whether it copies chunks too) -> warps."""
     from ..codegen.triton_source import kernel_source
 
-    found: dict[tuple[str, bool, bool], int] = {}
+    found: dict[tuple[str, bool, bool, bool], int] = {}
     for plan in plans:
         for step in plan.steps:
             if isinstance(step, Launch):
                 source = kernel_source(step.signature, plan.dtype, plan.codecs, plan.op != "sum")
                 wires = all(len(f.opened) <= 1 for f in step.folds)
                 places = all((f.wire is not None and f.local) + len(f.remote) == 1 for f in step.folds)
-                found[source.name, wires, places] = source.tiling.warps
+                found[source.name, wires, places, bool(step.copies)] = source.tiling.warps
     return found
 
 
@@ -100,8 +100,9 @@ def ptx_text(plans: list[Plan]) -> str:
         "x": f"*{dtype}",
         "y": f"*{dtype}",
         "table": "*i64",
-        "row_size": "i64",
-        "places_at": "i64",
+        "folds": "i32",
+        "row_size": "i32",
+        "places_at": "i32",
         "factor": "fp32",
     }
     types |= {"rng": "*i64", "version": "*i32", "flags": "*i32"}
@@ -114,9 +115,9 @@ def ptx_text(plans: list[Plan]) -> str:
         module = importlib.util.module_from_spec(spec)
         sys.modules["coccl_kernels"] = module
         spec.loader.exec_module(module)
-        for (name, *one), warps in _variants(plans).items():
+        for (name, wires, places, copies), warps in _variants(plans).items():
             kernel = getattr(module, name)
-            constants = dict(zip(VARIANTS, (True, *one), strict=True))
+            constants = dict(zip(VARIANTS, (True, wires, places, False, copies), strict=True))
             source = ASTSource(kernel, {a: types.get(a, "constexpr") for a in kernel.arg_names}, constants)
             try:
                 made = triton.compile(

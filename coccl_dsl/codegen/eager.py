@@ -15,6 +15,7 @@ from torch import Tensor
 from ..plan.ops import Signature
 from ..wire.codec import Codec
 from ..wire.layout import live_elements, wire_bytes
+from .batches import batches
 from .casts import TORCH_DTYPES, has_no_nan, to_dtype
 from .evaluate import Batch, butterflies
 from .launch import FoldArgs, OpContext, Place, StatePlaces
@@ -243,7 +244,9 @@ class EagerBackend:
 
 class _EagerFolds:
     def __init__(self, signature: Signature, folds: list[FoldArgs], context: OpContext):
-        self.signature, self.folds, self.context = signature, folds, context
+        self.signature, self.context, self.folds = signature, context, folds
+        if context.rng.device.type == "cpu":
+            self.folds = [part for f in folds for part in batches(f, signature, context.codecs)]
         self.in_codec = context.codecs[signature.in_codec] if signature.in_codec else None
         self.out_codec = context.codecs[signature.out_codec] if signature.out_codec else None
         flags = self.out_codec.flags if self.out_codec else {}
