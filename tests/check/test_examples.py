@@ -83,7 +83,7 @@ def test_compiling_imports_neither_torch_nor_triton():
 @pytest.mark.parametrize(("name", "ranks"), [("ring", 256), ("two_shot", 64)])
 def test_large_worlds_are_checked_in_seconds(name: str, ranks: int):
     collective = load(name)
-    start = time.perf_counter()
+    start = time.process_time()
     world = collective.check(((ranks,),)).worlds[0]
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert world.sends == 2 * ranks * (ranks - 1)
