@@ -15,9 +15,9 @@ from ..lang.files import read
 from ..lang.parse import parse_binding, parse_comp
 from ..pipeline import Collective, World, raw_codec
 from ..plan import show
+from ..plan.cut import cut
 from ..plan.model import GPU, axis_of, level_times, predicted
 from ..plan.ops import Exchange, Launch, Plan
-from ..runtime.cut import cut
 from ..wire.codec import DTYPES, TYPES, Codec
 from ..wire.compile import compile_codec
 from ..wire.layout import bits_per_value, wire_bytes

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..runtime.cut import cut
 from ..wire.codec import TYPES, Codec
 from ..wire.layout import bits_per_value, wire_bytes
+from .cut import cut
 from .ops import SCHEMA, Copy, Dense, Exchange, Fold, Launch, Plan, Remote, StateRef, Transfer
 
 # Elements of a call that byte counts are given for, unless said otherwise.

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from ..codegen.eager import EagerBackend
 from ..codegen.launch import Backend
 from ..pipeline import World, op_factor
+from ..plan.cut import cut
 from ..plan.ops import Plan
 from .agreement import Meeting
-from .cut import cut
 from .dtypes import dtype_name
 from .errors import BindError
 from .executor import Executor

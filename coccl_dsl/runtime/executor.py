@@ -13,9 +13,9 @@ import torch
 
 from ..codegen.launch import Backend, FoldArgs, OpContext, Place, Prepared, StatePlaces
 from ..pipeline import raw_codec
+from ..plan.cut import Cut, Piece, cut, largest_piece, piece
 from ..plan.ops import Commit, Copy, Dense, Exchange, Fold, Launch, Plan, Remote, StateRef, WireInfo
 from ..wire.layout import align, live_elements, wire_bytes
-from .cut import Cut, Piece, cut, largest_piece, piece
 from .dtypes import TORCH
 from .errors import CollectiveError
 

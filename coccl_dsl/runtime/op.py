@@ -11,8 +11,8 @@ import torch
 
 from ..codegen.casts import to_dtype
 from ..pipeline import World
+from ..plan.cut import Cut
 from ..plan.ops import Plan
-from .cut import Cut
 from .dtypes import dtype_name
 from .executor import Executor
 from .transports.base import Transport, drive

@@ -25,7 +25,7 @@ from .tuning import tuned
 
 if TYPE_CHECKING:
     from ..pipeline import Collective
-    from .cut import Cut
+    from ..plan.cut import Cut
 
 
 class PairOp(Op):

@@ -17,10 +17,10 @@ from ..check.values import Trace
 from ..codegen.casts import to_dtype
 from ..codegen.eager import bounds, compress, rotate
 from ..pipeline import World, op_factor, raw_codec
+from ..plan.cut import Cut, cut
 from ..plan.ops import Buffers, Plan
 from ..plan.schedule import alignment_of
 from ..wire.codec import Codec
-from .cut import Cut, cut
 from .dtypes import dtype_name
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..plan.ops import Plan
 from ..wire.codec import FRAME
 from ..wire.layout import frame_count
+from .ops import Plan
 
 
 @dataclass(frozen=True)
