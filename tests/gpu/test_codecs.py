@@ -29,7 +29,7 @@ def test_every_compressor_and_dtype_equals_the_reference() -> None:
             [*command, str(i), str(PROCESSES)],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(root)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])},
         )
         for i in range(PROCESSES)
     ]

@@ -35,8 +35,9 @@ COMPRESSORS = ("int8", "int4", "raw")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def launch(name: str, world: int, *arguments: str, env: dict[str, str] | None = None, timeout: float = 300) -> str:
-    """Run worker `name` (or a script of this folder) on `world` processes; returns rank 0's output. Raises AssertionError with the output of a rank that failed."""
+def launch(name: str, world: int, *arguments: str, timeout: float = 300) -> str:
+    """Run worker `name` (or a script of this folder) on `world` processes, several a GPU where there are fewer GPUs; returns rank 0's output.
+    Raises AssertionError with the output of a rank that failed."""
     import socket
 
     with socket.socket() as s:
@@ -47,7 +48,7 @@ def launch(name: str, world: int, *arguments: str, env: dict[str, str] | None = 
         full = (
             os.environ
             | {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            | (env or {})
+            | ({"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"} if world > torch.cuda.device_count() else {})
         )
         script = Path(__file__).parent / name if name.endswith(".py") else Path(__file__)
         command = [sys.executable, str(script), *([] if name.endswith(".py") else [name]), *arguments]
@@ -69,8 +70,10 @@ def launch(name: str, world: int, *arguments: str, env: dict[str, str] | None = 
     return outputs[0]
 
 
-def start(backend: str = "nccl", seconds: float = 120) -> torch.device:
+def start(seconds: float = 120) -> torch.device:
+    """Join the group: NCCL, or gloo where ranks share a GPU, which NCCL refuses."""
     rank = int(os.environ["RANK"])
+    backend = "gloo" if int(os.environ["WORLD_SIZE"]) > torch.cuda.device_count() else "nccl"
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     dist.init_process_group(
@@ -103,8 +106,7 @@ def equality(
     transports: list[str], algorithms: list[str], compressors: list[str], dtypes: list[torch.dtype], depths: list[int]
 ) -> None:
     """Every case over every transport equals simulate, bit for bit, for all counts; in place where torch has it."""
-    overlapping = int(os.environ["WORLD_SIZE"]) > torch.cuda.device_count()
-    device = start("gloo" if overlapping else "nccl")
+    device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
     cases = 0
     began = time.perf_counter()
@@ -246,9 +248,8 @@ def lifetimes() -> None:
 
 def faults() -> None:
     """A peer that stays away: the wait gives up at the deadline, the next call raises and names step and peer."""
-    for transport in ("symm", "nccl"):
-        if not dist.is_initialized():
-            device = start(seconds=4)
+    device = start(seconds=4)
+    for transport in ("symm",) if dist.get_backend() == "gloo" else ("symm", "nccl"):
         rank = dist.get_rank()
         op = load("two_shot").bind(like=torch.ones(5000, device=device), transport=transport)
         op(torch.ones(5000, device=device))
