@@ -1,6 +1,8 @@
-"""torch.ops.coccl.NAME: collectives as torch operators, called with a group's name. Generated modules register theirs here.
+"""torch.ops.coccl.NAME: collectives of a .coll text as torch operators, called with a group's name. Generated modules register theirs here.
 
-    y = torch.ops.coccl.ring_q4(x, group.group_name)
+    y = torch.ops.coccl.ring_q4(x, group.group_name)            a new tensor; differentiable
+    torch.ops.coccl.ring_q4_(x, group.group_name)               in place (all_reduce, broadcast, reduce, send_recv)
+    torch.ops.coccl.shards_out(x, out, group.group_name)        into out (reduce_scatter, all_gather, all_to_all)
 
 The first call of a kind (group, op, dtype, device, count rounded up to a power of two) binds, collectively: so all ranks call in one order.
 """
@@ -17,14 +19,30 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from .errors import CollectiveError
+from ..pipeline import load, op_factor
+from .dtypes import dtype_name
+from .errors import BindError, CollectiveError
+from .operators import NAMESPACE, Arguments, define, fresh, gathered, resolve, scattered
 
 if TYPE_CHECKING:
     from ..pipeline import Collective
 
 log = logging.getLogger("coccl_dsl")
-NAMESPACE = "coccl"
-SCHEMA = "(Tensor x, str group_name, str op='sum') -> Tensor"
+
+# Operators of `coccl_dsl.torch.library`.
+RESERVED = frozenset(
+    f"{name}{form}"
+    for name in (
+        "all_reduce reduce_scatter_tensor all_gather_into_tensor all_to_all_single broadcast reduce send recv".split()
+    )
+    for form in ("", "_", "_out")
+)
+_ADJOINTS = {
+    "all_gather": "reduce_scatter_direct",
+    "reduce_scatter": "all_gather_direct",
+    "broadcast": "tree_reduce",
+    "reduce": "tree_broadcast",
+}
 
 _Kind = tuple[str, torch.dtype, torch.device, int]
 
@@ -36,8 +54,9 @@ class _Entry:
     collective: Collective
     mesh: dict[str, int] | None
     root: int
+    adjoint: Collective | None
     handle: Callable[..., torch.Tensor] | None = None
-    bound: dict[dist.ProcessGroup, dict[_Kind, Any]] = field(default_factory=dict)
+    bound: dict[tuple[dist.ProcessGroup, str], dict[_Kind, Any]] = field(default_factory=dict)
 
 
 _lock = threading.RLock()
@@ -51,29 +70,43 @@ def register(
     kernels: Mapping[str, Any] | None = None,
     mesh: dict[str, int] | None = None,
     root: int = 0,
+    adjoint: Collective | None = None,
 ) -> Callable[..., torch.Tensor]:
-    """Register `torch.ops.coccl.NAME(Tensor x, str group_name, str op="sum") -> Tensor` and return it.
+    """Register `torch.ops.coccl.NAME(Tensor x, str group_name, str op="sum") -> Tensor` with its in-place form, and return it.
 
     kernels  Triton kernels of a generated module, by `kernel_key`
     mesh     axis name -> size, for collectives over a mesh
     root     group rank, for broadcast and reduce
+    adjoint  what backward runs: a reduce_scatter for an all_gather, an all_gather for a reduce_scatter, a reduce for a broadcast, a broadcast
+             for a reduce; a shipped one with 8-bit wires unless given. all_reduce and all_to_all run themselves; send_recv has no backward
 
     A name that is registered already keeps its operator, which runs the newer collective from then on; ops bound before are dropped where the
-    two texts differ.
+    two texts differ. Raises ValueError for a name that torch.ops.coccl has for another purpose, and for an adjoint of another kind.
     """
+    name, kind = collective.name, collective.kind
+    if name in RESERVED:
+        raise ValueError(f"torch.ops.{NAMESPACE}.{name} is a collective of coccl_dsl's own; give yours another name")
+    if adjoint is not None:
+        wanted = load(_ADJOINTS[kind]).kind if kind in _ADJOINTS else None
+        if adjoint.kind != wanted:
+            raise ValueError(
+                f"adjoint of `{name}` : {kind}: {wanted or 'it takes none'}, not `{adjoint.name}` : {adjoint.kind}"
+            )
     with _lock:
         _kernels[collective] = kernels or {}
-        old = _entries.get(collective.name)
-        entry = _Entry(collective, mesh, root)
+        old = _entries.get(name)
+        if old is not None and old.collective.kind != kind:
+            raise ValueError(f"torch.ops.{NAMESPACE}.{name} is {old.collective.kind} already, and cannot become {kind}")
+        entry = _Entry(collective, mesh, root, adjoint)
         if old is not None:
             entry.handle = old.handle
             if _same(old, entry):
                 entry.bound = old.bound
             else:
-                log.warning("torch.ops.%s.%s now runs another text than before", NAMESPACE, collective.name)
-        _entries[collective.name] = entry
+                log.warning("torch.ops.%s.%s now runs another text than before", NAMESPACE, name)
+        _entries[name] = entry
         if entry.handle is None:
-            entry.handle = _define(collective.name)
+            entry.handle = _define(name, kind)
         return entry.handle
 
 
@@ -84,41 +117,57 @@ def kernels_of(collective: Collective) -> Mapping[str, Any]:
 
 def _same(a: _Entry, b: _Entry) -> bool:
     def what(e: _Entry) -> tuple[object, ...]:
-        return e.collective.source.text, e.collective.compressors, e.mesh, e.root
+        adjoint = e.adjoint and (e.adjoint.source.text, e.adjoint.compressors)
+        return e.collective.source.text, e.collective.compressors, e.mesh, e.root, adjoint
 
     return what(a) == what(b)
 
 
-def _define(name: str) -> Callable[..., torch.Tensor]:
-    def run(x: torch.Tensor, group_name: str, op: str = "sum") -> torch.Tensor:
-        return _call(name, x, group_name, op)
+def _define(name: str, kind: str) -> Callable[..., torch.Tensor]:
+    arguments = "str group_name, str op='sum'"
 
-    def fake(x: torch.Tensor, group_name: str, op: str = "sum") -> torch.Tensor:
-        return x.new_empty(_shape(name, x, _resolve(group_name).size()))
+    def run(x: torch.Tensor, a: Arguments) -> torch.Tensor:
+        y = fresh(_call(name, x, a), x)
+        return y.zero_() if kind == "reduce" and resolve(a["group_name"]).rank() != _entries[name].root else y
 
-    made = torch.library.custom_op(f"{NAMESPACE}::{name}", run, mutates_args=(), schema=SCHEMA)
-    made.register_fake(fake)
-    return getattr(getattr(torch.ops, NAMESPACE), name)
+    def into(x: torch.Tensor, a: Arguments) -> None:
+        _call(name, x, a, a.get("out", x))
 
+    def shape(x: torch.Tensor, a: Arguments) -> tuple[Any, ...]:
+        if kind not in ("all_gather", "reduce_scatter"):
+            return tuple(x.shape)
+        return (gathered if kind == "all_gather" else scattered)(x, resolve(a["group_name"]).size())
 
-def _shape(name: str, x: torch.Tensor, world: int) -> tuple[int, ...]:
-    """Of the result, as `Op.__call__` gives it."""
-    if world == 1:
-        return tuple(x.shape)
-    match _entries[name].collective.kind:
-        case "all_gather":
-            return (world * x.shape[0], *x.shape[1:]) if x.dim() else (world,)
-        case "reduce_scatter":
-            even = x.dim() and x.shape[0] % world == 0
-            return (x.shape[0] // world, *x.shape[1:]) if even else (x.numel() // world,)
-    return tuple(x.shape)
+    into_x = kind in ("all_reduce", "broadcast", "reduce", "send_recv")
+    define(f"{name}_" if into_x else f"{name}_out", arguments, into, writes="x" if into_x else "out")
+    backward = None if kind == "send_recv" else _adjoint(name, kind)
+    return define(name, arguments, run, shape=shape, adjoint=backward)
 
 
-def _resolve(group_name: str) -> dist.ProcessGroup:
-    try:
-        return dist.distributed_c10d._resolve_process_group(group_name)  # pyright: ignore
-    except (RuntimeError, KeyError, ValueError) as e:
-        raise ValueError(f"there is no process group named {group_name!r}; pass group.group_name") from e
+def _adjoint(name: str, kind: str) -> Callable[[Arguments, torch.Tensor], torch.Tensor]:
+    def backward(a: Arguments, g: torch.Tensor) -> torch.Tensor:
+        handle = getattr(getattr(torch.ops, NAMESPACE), name)
+        if kind == "all_reduce":
+            return handle(g, a["group_name"], a["op"])
+        if kind == "all_to_all":
+            return handle(g, a["group_name"])
+        factor = op_factor(a["op"], resolve(a["group_name"]).size())
+        g = g if factor is None else g * factor
+        return getattr(getattr(torch.ops, NAMESPACE), f"{name}_backward")(g, a["group_name"])
+
+    if kind in _ADJOINTS:
+
+        def run(g: torch.Tensor, a: Arguments) -> torch.Tensor:
+            y = fresh(_call(name, g, a, backward=True), g)
+            return y.zero_() if kind == "broadcast" and resolve(a["group_name"]).rank() != _entries[name].root else y
+
+        def shape(g: torch.Tensor, a: Arguments) -> tuple[Any, ...]:
+            if kind in ("broadcast", "reduce"):
+                return tuple(g.shape)
+            return (scattered if kind == "all_gather" else gathered)(g, resolve(a["group_name"]).size())
+
+        define(f"{name}_backward", "str group_name", run, shape=shape)
+    return backward
 
 
 def capacity_for(kind: str, count: int, world: int) -> int:
@@ -133,28 +182,51 @@ def capturing(x: torch.Tensor) -> bool:
 
 def forget_destroyed(kept: dict[dist.ProcessGroup, Any]) -> None:
     """Drop what belongs to groups that are no more."""
-    for group in [g for g in kept if g not in dist.distributed_c10d._world.pg_map]:
+    for group in [g for g in kept if destroyed(g)]:
         del kept[group]
 
 
-def _call(name: str, x: torch.Tensor, group_name: str, op: str) -> torch.Tensor:
-    entry, group = _entries[name], _resolve(group_name)
-    capacity = capacity_for(entry.collective.kind, x.numel(), group.size())
+def destroyed(group: dist.ProcessGroup) -> bool:
+    return group not in dist.distributed_c10d._world.pg_map
+
+
+def refuse_states(collective: Collective, dtype: str, compressors: Mapping[str, Any], what: str) -> None:
+    """Raises BindError, by name, for a compressor with a state: a functional call does not say whose state it is."""
+    own = collective.program(dtype).codecs
+    codecs = collective.program(dtype, {k: str(v) for k, v in compressors.items() if k in own}).codecs
+    kept = next((name for name, codec in codecs.items() if codec.stateful), None)
+    if kept is not None:
+        raise BindError(
+            f"{what}: compressor `{codecs[kept].name}` keeps a state from call to call, and this call does not say for which tensor. Bind an op of "
+            f"its own, coccl_dsl.compile({collective.name!r}, ...).bind(like=x), or use coccl_dsl.torch.DDPState or apply_fsdp2, which keep one for "
+            "each bucket or module"
+        )
+
+
+def _call(
+    name: str, x: torch.Tensor, a: Arguments, out: torch.Tensor | None = None, *, backward: bool = False
+) -> torch.Tensor:
+    entry, group, op = _entries[name], resolve(a["group_name"]), a.get("op", "sum")
+    collective = entry.collective
+    if backward:
+        collective = entry.adjoint = entry.adjoint or load(_ADJOINTS[collective.kind])
+    capacity = capacity_for(collective.kind, x.numel(), group.size())
     kind = (op, x.dtype, x.device, capacity)
-    bound = entry.bound.get(group, {}).get(kind)
+    kept = entry.bound.get((group, collective.kind), {})
+    bound = kept.get(kind)
     if bound is None:
         if capturing(x):
             raise CollectiveError(
                 f"torch.ops.{NAMESPACE}.{name} has not been bound for this call, and cannot be under CUDA graph capture: before the capture, "
-                f"call torch.ops.{NAMESPACE}.{name}(x, {group_name!r}, {op!r}) once on all ranks with {x.numel()} elements of {x.dtype}"
+                f"call torch.ops.{NAMESPACE}.{name}(x, {a['group_name']!r}, {op!r}) once on all ranks with {x.numel()} elements of {x.dtype}"
             )
         with _lock:
-            forget_destroyed(entry.bound)
+            for key in [key for key in entry.bound if destroyed(key[0])]:
+                del entry.bound[key]
+            refuse_states(collective, dtype_name(x.dtype), {}, f"torch.ops.{NAMESPACE}.{name}")
             options: dict[str, Any] = {"op": op, "capacity": capacity, "root": entry.root}
-            if entry.mesh is not None:
+            if entry.mesh is not None and collective.axes:
                 options["mesh"] = entry.mesh
-            bound = entry.collective.bind(group, like=x, **options)
-            entry.bound.setdefault(group, {})[kind] = bound
-    y = bound(x)
-    # An operator may not return its input, as a group of one does.
-    return y.clone() if y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() and y.numel() else y
+            bound = collective.bind(group, like=x, **options)
+            entry.bound.setdefault((group, collective.kind), {})[kind] = bound
+    return bound(x, out=out)

@@ -15,13 +15,14 @@ from ..plan.cut import Cut
 from ..plan.ops import Plan
 from .dtypes import dtype_name
 from .executor import Executor
+from .replay import call_number
 from .transports.base import Transport, drive
 from .transports.local import run_all
 
 if TYPE_CHECKING:
     from ..pipeline import Collective
 
-_lock = threading.RLock()
+_device_locks: dict[torch.device, threading.RLock] = {}
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,24 @@ class Settings:
     fuse: bool
     compressors: dict[str, str]
     min_bytes: int = 0
+    arena_bytes: int | None = None
+
+
+class Turn:
+    """Ops that share wire memory run one after the other, whatever their streams.
+
+    All that a call enqueues on a GPU is enqueued under one lock a device. On the CPU a call blocks until its peers take part, so a lock of all
+    groups could be held by two threads that wait for each other on two ranks: there the lock is the group's own.
+    """
+
+    def __init__(self, device: torch.device):
+        self.last: torch.cuda.Stream | None = None
+        self.lock = _device_locks.setdefault(device, threading.RLock()) if device.type == "cuda" else threading.RLock()
+
+    def order(self, stream: torch.cuda.Stream) -> None:
+        if self.last is not None and self.last != stream and not torch.cuda.is_current_stream_capturing():
+            stream.wait_stream(self.last)
+        self.last = stream
 
 
 class Work:
@@ -82,13 +101,14 @@ class Op:
         device: torch.device,
         dtype: torch.dtype,
         note: str = "",
+        turn: Turn | None = None,
     ):
         self.note = note
         self.collective, self.world, self.rank, self.plan = collective, world, rank, plan
         self._executor, self.transport, self.settings = executor, transport, settings
         self.device, self.dtype = device, dtype
         self._side: torch.cuda.Stream | None = None
-        self._last: torch.cuda.Stream | None = None
+        self.turn = turn if turn is not None else Turn(device)
 
     @property
     def slices(self) -> int:
@@ -121,7 +141,7 @@ class Op:
             if self.collective.kind != "all_to_all" or input_splits is None or output_splits is None:
                 raise ValueError("input_splits and output_splits belong together, and to all_to_all")
             splits = (tuple(input_splits), tuple(output_splits))
-        with torch.no_grad(), _lock:
+        with torch.no_grad(), self.turn.lock:
             return self._call(x, out, async_op, splits)
 
     def _call(self, x: torch.Tensor, out: torch.Tensor | None, async_op: bool, splits) -> Any:
@@ -134,29 +154,27 @@ class Op:
         y = result.reshape(-1)
         if out is not None:
             self._check_alias(flat, y, prepared_cut)
-        assert self.transport is not None
         if self.device.type != "cuda":
-            drive(self._executor, self.transport, flat, y, flat.numel(), splits)
+            self._drive(flat, y, splits)
             return Work(result, (), None) if async_op else result
         caller = torch.cuda.current_stream(self.device)
         if not async_op:
-            self._order(caller)
-            drive(self._executor, self.transport, flat, y, flat.numel(), splits)
+            self.turn.order(caller)
+            self._drive(flat, y, splits)
             return result
         if self._side is None:
             self._side = torch.cuda.Stream(self.device)
         self._side.wait_stream(caller)
-        self._order(self._side)
+        self.turn.order(self._side)
         with torch.cuda.stream(self._side):
-            drive(self._executor, self.transport, flat, y, flat.numel(), splits)
+            self._drive(flat, y, splits)
             done = self._side.record_event()
         return Work(result, (flat, y, x), done)
 
-    def _order(self, stream: torch.cuda.Stream) -> None:
-        """Calls of one op share buffers, so they run one after the other whatever their streams."""
-        if self._last is not None and self._last != stream and not torch.cuda.is_current_stream_capturing():
-            stream.wait_stream(self._last)
-        self._last = stream
+    def _drive(self, x: torch.Tensor, y: torch.Tensor, splits) -> None:
+        assert self._executor is not None and self.transport is not None
+        with call_number(self._executor):
+            drive(self._executor, self.transport, x, y, x.numel(), splits)
 
     def _alone(self, flat: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None, async_op: bool) -> Any:
         factor = self.world.factor

@@ -12,7 +12,7 @@ import coccl_dsl
 from coccl_dsl import BindError, CollectiveError, simulate
 from coccl_dsl.pipeline import load
 from coccl_dsl.runtime import agreement
-from coccl_dsl.torch import functions
+from coccl_dsl.torch import calls
 
 
 def raises(kind, words: str, call) -> None:
@@ -126,7 +126,7 @@ def main() -> None:
     raises(ValueError, "together", lambda: coccl_dsl.all_to_all(x, input_splits=[1] * 4))
     raises(ValueError, "is not one of", lambda: coccl_dsl.explain("gather", x))
     dist.barrier()
-    functions.capturing = lambda x: True
+    calls.capturing = lambda x: True
     coccl_dsl.all_reduce(x)
     raises(
         CollectiveError,
@@ -134,13 +134,13 @@ def main() -> None:
         lambda: coccl_dsl.all_reduce(x, op="premul(3)"),
     )
     raises(CollectiveError, "coccl_dsl.send once", lambda: coccl_dsl.send(x, (rank + 1) % n, "bf16"))
-    functions.capturing = lambda x: False
+    calls.capturing = lambda x: False
 
     # A destroyed group leaves nothing behind.
-    assert mine in functions._groups
+    assert mine in calls._groups
     dist.destroy_process_group(mine)
     coccl_dsl.all_reduce(x, op="premul(2)")
-    assert mine not in functions._groups
+    assert mine not in calls._groups
     dist.barrier()
     dist.destroy_process_group()
     raises(BindError, "not initialised", lambda: coccl_dsl.all_reduce(x))

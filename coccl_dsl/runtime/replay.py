@@ -1,0 +1,100 @@
+"""Call numbers of a region of code that runs twice (activation checkpointing): the second run draws those of the first.
+
+Stochastic rounding is a function of (seed, call number, place), so the second run sends the same wires and gives the same bits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from .errors import CollectiveError
+
+if TYPE_CHECKING:
+    from .executor import Executor
+
+
+@dataclass
+class Region:
+    """What the first run drew, in order: whose call, and its (seed, call number) as it stood on the device."""
+
+    drawn: list[tuple[Executor, torch.Tensor]] = field(default_factory=list)
+
+
+@dataclass
+class _Run:
+    region: Region
+    at: int | None
+
+
+_local = threading.local()
+
+
+@contextmanager
+def first_run(region: Region) -> Iterator[None]:
+    """Record the call numbers that this thread's calls draw."""
+    region.drawn.clear()
+    with _running(_Run(region, None)):
+        yield
+
+
+@contextmanager
+def second_run(region: Region) -> Iterator[None]:
+    """Draw what the first run drew, from its beginning. It may end early."""
+    with _running(_Run(region, 0)):
+        yield
+
+
+@contextmanager
+def _running(run: _Run) -> Iterator[None]:
+    outer = getattr(_local, "run", None)
+    _local.run = run
+    try:
+        yield
+    finally:
+        _local.run = outer
+
+
+@contextmanager
+def call_number(executor: Executor) -> Iterator[None]:
+    """Around one call, on the stream that it runs on.
+
+    Raises CollectiveError in a region where the call keeps a state, or where the second run calls what the first did not.
+    """
+    run: _Run | None = getattr(_local, "run", None)
+    if run is None:
+        yield
+        return
+    plan = executor.plan
+    kept = [name for name, codec in plan.codecs.items() if codec.stateful]
+    if kept:
+        raise CollectiveError(
+            f"`{plan.name}` inside a region of activation checkpointing: compressor `{plan.codecs[kept[0]].name}` keeps a state, and the region "
+            "runs twice. Use a compressor without a state there, or take the call out of the region"
+        )
+    if not plan.stochastic:
+        yield
+        return
+    if run.at is None:
+        run.region.drawn.append((executor, executor.rng.clone()))
+        yield
+        return
+    drawn = run.region.drawn
+    if run.at >= len(drawn) or drawn[run.at][0] is not executor:
+        raise CollectiveError(
+            f"`{plan.name}` inside a region of activation checkpointing: the second run makes other calls than the first, so that stochastic "
+            "rounding cannot be repeated. The region must do the same in both runs"
+        )
+    number = drawn[run.at][1]
+    run.at += 1
+    now = executor.rng.clone()
+    executor.rng.copy_(number)
+    try:
+        yield
+    finally:
+        executor.rng.copy_(now)

@@ -1,0 +1,239 @@
+"""From what a call asks for to the op that runs it: pick a shipped algorithm, bind it on the first call of a kind, keep it.
+
+A kind is (collective, group, op, dtype, device, compressor, algorithm, root, count rounded up to a power of two). Its first call binds, which
+is collective (for send and recv: of the two ends), so all ranks make first calls in one order. Under CUDA graph capture a first call raises.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..pipeline import Collective, load
+from ..plan.model import CPU, GPU
+from ..runtime.agreement import Meeting
+from ..runtime.dispatch import capacity_for, capturing, forget_destroyed, refuse_states
+from ..runtime.dtypes import dtype_name
+from ..runtime.errors import BindError, CollectiveError
+from ..runtime.transports.torch_p2p import group_timeout
+from ..wire.codec import TYPES
+from ..wire.layout import bits_per_value
+from .choose import CANDIDATES, Choice, choose, node_runs
+
+Compressors = str | dict[str, str]
+ReduceOp = str | dist.ReduceOp | dist.ReduceOp.RedOpType
+
+
+@dataclass
+class _Group:
+    """What is known of a process group: (nodes, ranks a node), and the ops that are bound."""
+
+    nodes: tuple[int, int] | None = None
+    ops: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+
+_lock = threading.RLock()
+_groups: dict[dist.ProcessGroup, _Group] = {}
+_load = lru_cache(maxsize=None)(load)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call asks for. pair: capacity of a pair of an uneven all_to_all. ends: (source or target, peer, tag) of a send_recv."""
+
+    op: str = "sum"
+    compressor: Compressors = "int8"
+    algorithm: str = "auto"
+    mesh: dict[str, int] | None = None
+    root: int = 0
+    min_bytes: int = 0
+    pair: int | None = None
+    ends: tuple[str, int, int] | None = None
+    seed: int = 0
+
+    def key(self, kind: str, x: torch.Tensor, capacity: int) -> tuple[Any, ...]:
+        def frozen(v: str | dict[str, Any] | None) -> Any:
+            return tuple(sorted(v.items())) if isinstance(v, dict) else v
+
+        rest = (self.op, self.algorithm, self.root, self.min_bytes, self.ends, frozen(self.mesh), self.seed)
+        return kind, frozen(self.compressor), x.dtype, x.device, capacity, *rest
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def op_text(op: ReduceOp) -> str:
+    """sum, avg or premul(f), of a text or a torch ReduceOp. Raises ValueError naming any other."""
+    if isinstance(op, str):
+        return op
+    kind = op.op if isinstance(op, dist.ReduceOp) else op
+    if kind == dist.ReduceOp.SUM:
+        return "sum"
+    if kind == dist.ReduceOp.AVG:
+        return "avg"
+    if kind == dist.ReduceOp.PREMUL_SUM and isinstance(op, dist.ReduceOp):
+        # torch 2.11 shows the factor in __getstate__ alone.
+        factor = getattr(op, "factor", None) or op.__getstate__()[1]
+        if isinstance(factor, torch.Tensor) and factor.numel() != 1:
+            raise ValueError("PREMUL_SUM with a factor for each element is not available: one factor is")
+        return f"premul({float(factor)!r})"
+    name = getattr(kind, "name", str(kind))
+    raise ValueError(f"ReduceOp.{name} is not available: compressed collectives take SUM, AVG and PREMUL_SUM")
+
+
+def member(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group, or all ranks. Raises BindError where this process is not in it."""
+    if not dist.is_initialized():
+        raise BindError("torch.distributed is not initialised: call init_process_group first")
+    pg = group if group is not None else dist.group.WORLD
+    if pg is None or dist.get_rank(pg) < 0:
+        raise BindError("this process is not a member of the group")
+    return pg
+
+
+def packed(v: dict[str, Any] | str | None) -> str:
+    """Compressors or a mesh as the one text that an operator's schema takes."""
+    return v if isinstance(v, str) else json.dumps(v) if v else ""
+
+
+def unpacked(text: str) -> Any:
+    return json.loads(text) if text.startswith("{") else text
+
+
+# ---------------------------------------------------------------- kinds
+
+
+def bound_op(kind: str, x: torch.Tensor, group: dist.ProcessGroup | None, asked: Asked) -> Any:
+    """The op of this kind of call, which is bound on the first."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"x is {type(x).__name__}, a tensor is wanted")
+    pg = member(group)
+    with _lock:
+        capacity = _capacity(kind, x, pg, asked)
+        kept = _groups.get(pg)
+        op = kept.ops.get(asked.key(kind, x, capacity)) if kept else None
+        return op if op is not None else _first(kind, x, pg, asked)
+
+
+def _capacity(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> int:
+    return asked.pair * pg.size() if asked.pair is not None else capacity_for(kind, x.numel(), pg.size())
+
+
+def _first(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> Any:
+    """Bind the first call of a kind."""
+    name = {"send_recv": "send" if asked.ends and asked.ends[0] == "target" else "recv"}.get(kind, kind)
+    if capturing(x):
+        raise CollectiveError(
+            f"coccl_dsl.{name} has not been bound for this call, and cannot be under CUDA graph capture: before the capture, call coccl_dsl.{name} "
+            f"once on all ranks with the same arguments and {x.numel()} elements of {x.dtype}"
+        )
+    forget_destroyed(_groups)
+    collective, options = binding(kind, x, pg, asked)
+    refuse_states(collective, dtype_name(x.dtype), options, f"coccl_dsl.{name}")
+    op = collective.bind(pg, like=x, **options)
+    capacity = _capacity(kind, x, pg, asked)
+    _groups.setdefault(pg, _Group()).ops[asked.key(kind, x, capacity)] = op
+    return op
+
+
+def binding(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> tuple[Collective, dict[str, Any]]:
+    """The collective of this kind of call and the options to bind it with. Collective where hosts have to be found."""
+    algorithm, _, capacity = pick(kind, x, pg, asked)
+    collective = _load(algorithm)
+    if collective.kind != kind:
+        raise BindError(f"algorithm={algorithm!r} is {collective.kind}, not {kind}")
+    options: dict[str, Any] = {
+        "op": asked.op,
+        "capacity": capacity,
+        **_rebound(collective, asked.compressor, dtype_name(x.dtype)),
+    }
+    if collective.axes:
+        options["mesh"] = _mesh(collective, pg, x, asked)
+    if kind in ("broadcast", "reduce"):
+        options["root"] = asked.root
+    if asked.min_bytes:
+        options["min_bytes"] = asked.min_bytes
+    if asked.seed:
+        options["seed"] = asked.seed
+    if asked.ends is not None:
+        options[asked.ends[0]], options["tag"] = asked.ends[1:]
+    return collective, options
+
+
+def found(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> Any:
+    """The op of this kind of call, or None where it is not bound yet."""
+    kept = _groups.get(pg)
+    return kept.ops.get(asked.key(kind, x, _capacity(kind, x, pg, asked))) if kept else None
+
+
+def _rebound(collective: Collective, compressor: Compressors, dtype: str) -> dict[str, str]:
+    """Compressor of the text -> what it is bound to."""
+    shipped = collective.program(dtype).codecs
+    if isinstance(compressor, dict):
+        unknown = compressor.keys() - shipped.keys()
+        if unknown:
+            raise BindError(
+                f"`{collective.name}` has no compressor {', '.join(sorted(unknown))}; it has {', '.join(sorted(shipped))}"
+            )
+        return dict(compressor)
+    levels = [n for n, c in shipped.items() if not c.cast]
+    return dict.fromkeys(levels if levels and compressor != "raw" else shipped, compressor)
+
+
+def pick(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> tuple[str, Choice | None, int]:
+    """The algorithm, why (None where it was named), and the capacity. All of it from what all ranks know."""
+    capacity = _capacity(kind, x, pg, asked)
+    if asked.algorithm != "auto" or pg.size() == 1:
+        return (asked.algorithm if asked.algorithm != "auto" else CANDIDATES[kind][0].name), None, capacity
+    if asked.pair is not None:  # uneven parts go straight to their ranks
+        return "all_to_all_direct", None, capacity
+    nodes, local = _nodes(pg, x.device, asked.mesh)
+    dtype = dtype_name(x.dtype)
+    ratio = max(
+        bits_per_value(codec) / TYPES[dtype][0]
+        for codec in _load(CANDIDATES[kind][0].name)
+        .program(dtype, _flat_compressors(kind, asked.compressor, dtype))
+        .codecs.values()
+    )
+    plain = capacity * x.element_size() * (pg.size() if kind == "all_gather" else 1)
+    links = GPU if x.device.type == "cuda" else CPU
+    choice = choose(kind, nodes, local, plain, ratio, links, asked.compressor == "raw")
+    return choice.name, choice, capacity
+
+
+def _flat_compressors(kind: str, compressor: Compressors, dtype: str) -> dict[str, str]:
+    """The compressor that counts, on the first candidate's text: the one that is given, or the last named (between nodes)."""
+    text = compressor if isinstance(compressor, str) else compressor[max(compressor)]
+    return dict.fromkeys(_load(CANDIDATES[kind][0].name).program(dtype).codecs, text)
+
+
+def _mesh(collective: Collective, pg: dist.ProcessGroup, x: torch.Tensor, asked: Asked) -> dict[str, int]:
+    if asked.mesh is not None:
+        return asked.mesh
+    return dict(zip(collective.axes, _nodes(pg, x.device, None), strict=True))
+
+
+def _nodes(pg: dist.ProcessGroup, device: torch.device, mesh: dict[str, int] | None) -> tuple[int, int]:
+    """(nodes, ranks a node): as given, or from where the ranks run, which the first call for a group finds out, collectively."""
+    n = pg.size()
+    if mesh is not None:
+        sizes = tuple(mesh.values())
+        if len(sizes) != 2 or sizes[0] * sizes[1] != n:
+            raise BindError(f"mesh={mesh} is not node=..., local=... of {n} ranks")
+        return sizes
+    kept = _groups.setdefault(pg, _Group())
+    if kept.nodes is None:
+        # torchrun's nodes are nodes to us, wherever they run; NCCL_HOSTID says so to NCCL.
+        from ..runtime.transports.symm import host_name
+
+        own = f"{host_name()}/{os.environ.get('GROUP_RANK', '')}"
+        hosts = Meeting(pg, group_timeout(pg, device), "finding the hosts of a group").gather("host", own)
+        kept.nodes = node_runs(hosts) or (n, 1)
+    return kept.nodes
