@@ -10,6 +10,8 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,14 +19,15 @@ import torch.distributed as dist
 
 from ..codegen.eager import EagerBackend
 from ..codegen.launch import Backend
-from ..pipeline import World, op_factor
+from ..pipeline import World, op_factor, raw_codec
 from ..plan.cut import cut
+from ..plan.memory import Layout, lay_out
 from ..plan.ops import Plan
 from .agreement import Meeting
 from .dtypes import dtype_name
 from .errors import BindError
 from .executor import Executor
-from .op import LocalGroup, LocalOp, Op, Settings
+from .op import LocalGroup, LocalOp, Op, Settings, Turn
 from .simulate import world_of
 from .transports.base import Transport
 from .transports.torch_p2p import TorchTransport, group_timeout
@@ -33,6 +36,7 @@ from .tuning import tuned
 if TYPE_CHECKING:
     from ..check.values import Trace
     from ..pipeline import Collective
+    from .transports.symm import Mapped
 
 log = logging.getLogger("coccl_dsl")
 TRANSPORTS = ("auto", "symm", "nccl", "torch", "local")
@@ -60,6 +64,7 @@ def settings_of(collective: Collective, like: torch.Tensor, world: int, options:
         "backend": "auto",
         "fuse": True,
         "min_bytes": 0,
+        "arena_bytes": None,
     }
     declared = set(collective.program(dtype_name(like.dtype)).codecs)
     compressors = {}
@@ -74,6 +79,8 @@ def settings_of(collective: Collective, like: torch.Tensor, world: int, options:
     for name in ("capacity", "root", "seed", "min_bytes"):
         if not isinstance(asked[name], int) or asked[name] < 0:
             raise BindError(f"{name}={asked[name]!r}: a whole number that is not negative is wanted")
+    if asked["arena_bytes"] is not None and (not isinstance(asked["arena_bytes"], int) or asked["arena_bytes"] <= 0):
+        raise BindError(f"arena_bytes={asked['arena_bytes']!r}: a number of bytes is wanted")
     if asked["transport"] not in TRANSPORTS:
         raise BindError(f"transport={asked['transport']!r} is not one of {', '.join(TRANSPORTS)}")
     if asked["backend"] not in ("auto", "eager", "triton"):
@@ -97,6 +104,7 @@ def settings_of(collective: Collective, like: torch.Tensor, world: int, options:
         bool(asked["fuse"]),
         compressors,
         _min_bytes(collective, asked, dtype_name(like.dtype), compressors),
+        asked["arena_bytes"],
     )
 
 
@@ -136,6 +144,7 @@ def _bind_local(collective: Collective, group: LocalGroup, like: torch.Tensor, s
                 s.seed,
                 tuned(plan, 0, s.depth).depth,
                 min_bytes=s.min_bytes,
+                limit=s.arena_bytes,
             )
         ops.append(Op(collective, world, rank, plan, executor, None, s, like.device, like.dtype))
     return LocalOp(ops)
@@ -162,6 +171,7 @@ def _fingerprint(collective: Collective, s: Settings, world: World, dtype: str, 
         "root": str(s.root),
         "seed": str(s.seed),
         "min_bytes": str(s.min_bytes),
+        "arena_bytes": str(s.arena_bytes),
         "slices": str(s.depth),
         "transport": s.transport,
         "plan": digest(plan_text),
@@ -184,7 +194,10 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
             raise BindError(
                 f"a LocalGroup moves wires in this process; transport={s.transport!r} is for process groups"
             )
-        return _bind_local(collective, group, like, s)
+        try:
+            return _bind_local(collective, group, like, s)
+        except ValueError as e:
+            raise BindError(f"bind of `{collective.name}`: {e}") from e
     if collective.kind == "send_recv" and options.keys() & {"source", "target", "tag"}:
         from .pair import bind_pair
 
@@ -222,10 +235,11 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
     meeting.agree(_fingerprint(collective, s, world, dtype, text))
     if trace is None:
         return Op(collective, world, rank, None, None, None, s, like.device, like.dtype)
-    name, note = _choose(s, like.device, meeting)
+    name, note = choose_transport(s.transport, like.device, meeting)
     problem, op = "", None
     try:
-        op = _assemble(collective, pg, world, rank, trace, s, like, name, note, meeting)
+        wiring = _wiring(pg, like.device, name, meeting)
+        op = assemble(collective, world, rank, trace, s, like.device, like.dtype, wiring, note)
     except Exception as e:
         problem = f"{type(e).__name__}: {e}"
         log.debug("bind failed", exc_info=True)
@@ -235,12 +249,12 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
     return op
 
 
-def _choose(s: Settings, device: torch.device, meeting: Meeting) -> tuple[str, str]:
+def choose_transport(asked: str, device: torch.device, meeting: Meeting) -> tuple[str, str]:
     """The transport that all ranks use, and why it is not a faster one. Raises BindError on all ranks when what was asked for cannot be had."""
-    if s.transport not in ("auto", "symm") or device.type != "cuda":
-        if s.transport == "symm":
+    if asked not in ("auto", "symm") or device.type != "cuda":
+        if asked == "symm":
             raise BindError(f"transport='symm' needs CUDA tensors, like is on {device}")
-        return ("torch" if s.transport == "auto" else s.transport), ""
+        return ("torch" if asked == "auto" else asked), ""
     from .transports.symm import host_name, reachable, unavailable
 
     told = [
@@ -262,69 +276,77 @@ def _choose(s: Settings, device: torch.device, meeting: Meeting) -> tuple[str, s
         problem = next((f"rank {r}: {t}" for r, t in enumerate(reasons) if t), "")
     if not problem:
         return "symm", ""
-    if s.transport == "symm":
+    if asked == "symm":
         raise BindError(f"transport='symm' is not available: {problem}")
     return "torch", f"(not symm: {problem})"
 
 
-def _assemble(
+@dataclass
+class Wiring:
+    """What an op's wires move through: `memory` where peers' memory is mapped, else `transport` makes a transport of a name for diagnostics.
+    arena gives local wire memory of so many bytes; turn orders the ops that share it."""
+
+    transport: Callable[[str], Transport] | None = None
+    memory: Callable[[Plan, Layout], Mapped] | None = None
+    arena: Callable[[int], torch.Tensor] | None = None
+    turn: Turn | None = None
+
+
+def assemble(
     collective: Collective,
-    pg: dist.ProcessGroup,
     world: World,
     rank: int,
     trace: Trace,
     s: Settings,
-    like: torch.Tensor,
-    name: str,
-    note: str,
-    meeting: Meeting,
+    device: torch.device,
+    dtype: torch.dtype,
+    wiring: Wiring,
+    note: str = "",
 ) -> Op:
-    """Plan, memory and transport of this rank."""
-    device, dtype = like.device, dtype_name(like.dtype)
+    """This rank's op: plan, memory and transport, compiled and prepared for its capacity. Communicates only as the wiring does."""
+    name = dtype_name(dtype)
     what = f"`{collective.name}` on rank {rank}"
     backend = backend_for(collective, device, s.backend)
-    if name == "symm":
+    if wiring.memory is not None:
         from .transports.symm import SymmTransport
 
-        plan = collective.mapped_plans(world, dtype=dtype, compressors=s.compressors, trace=trace, fuse=s.fuse)[rank]
-        assert plan.credits is not None
-        whole = cut(plan, _whole(plan, s.capacity))
-        best = tuned(plan, max(whole.input_count, whole.output_count) * like.element_size(), s.depth)
-        transport = SymmTransport(pg, device, what, max(plan.levels, 1), best.depth, meeting.timeout)
-        executor = Executor(
-            plan,
-            backend,
-            device,
-            s.capacity,
-            world.factor,
-            s.seed,
-            best.depth,
-            transport.reserve,
-            best.far_programs,
-            s.min_bytes,
-        )
-        arenas = transport.open(meeting, plan.credits)
-        executor.arena = transport.arena
-        tables = [json.loads(t) for t in meeting.gather("places", json.dumps(executor.incoming()))]
-        executor.connect(arenas, {r: t for r, t in enumerate(tables) if r != rank})
+        plans = collective.mapped_plans(world, dtype=name, compressors=s.compressors, trace=trace, fuse=s.fuse)
+        whole = cut(plans[0], _whole(plans[0], s.capacity))
+        # Of one plan, as all ranks need the same number of slices.
+        best = tuned(plans[0], max(whole.input_count, whole.output_count) * dtype.itemsize, s.depth)
+        raw = raw_codec(name)
+        layouts = [lay_out(p, raw, s.capacity, best.depth, s.min_bytes, s.arena_bytes) for p in plans]
+        plan = plans[rank]
+        memory = wiring.memory(plan, layouts[rank])
+        reuses = any(p.credits is not None and (p.credits.awaits or p.credits.grants) for p in plans)
+        transport: Transport = SymmTransport(memory, what, plan, best.depth, reuses)
+        arena = memory.arena
+        arenas = memory.arenas
     else:
-        plan = collective.plan(world, rank, dtype=dtype, compressors=s.compressors, trace=trace, fuse=s.fuse)
-        executor = Executor(
-            plan,
-            backend,
-            device,
-            s.capacity,
-            world.factor,
-            s.seed,
-            tuned(plan, 0, s.depth).depth,
-            min_bytes=s.min_bytes,
-        )
-        transport = _transport(pg, device, what, name, meeting)
+        assert wiring.transport is not None
+        plan = collective.plan(world, rank, dtype=name, compressors=s.compressors, trace=trace, fuse=s.fuse)
+        best = tuned(plan, 0, s.depth)
+        transport, arena, layouts, arenas = wiring.transport(what), None, [], {}
+    executor = Executor(
+        plan,
+        backend,
+        device,
+        s.capacity,
+        world.factor,
+        s.seed,
+        best.depth,
+        (lambda _: arena) if arena is not None else wiring.arena,
+        best.far_programs,
+        s.min_bytes,
+        s.arena_bytes,
+    )
+    if arenas:
+        executor.connect(arenas, {r: (plans[r], layouts[r]) for r in arenas})
     if plan.kind != "send_recv":
         executor.prepare(_whole(plan, s.capacity))
         if s.min_bytes:  # a call may have pairs of both sorts, and nothing is compiled after bind
             executor.prepare(min(plan.world, _whole(plan, s.capacity)))
-    return Op(collective, world, rank, plan, executor, transport, s, device, like.dtype, note)
+    return Op(collective, world, rank, plan, executor, transport, s, device, dtype, note, wiring.turn)
 
 
 def _whole(plan: Plan, capacity: int) -> int:
@@ -334,13 +356,24 @@ def _whole(plan: Plan, capacity: int) -> int:
     return capacity
 
 
-def _transport(group: dist.ProcessGroup, device: torch.device, what: str, name: str, meeting: Meeting) -> Transport:
+def _wiring(group: dist.ProcessGroup, device: torch.device, name: str, meeting: Meeting) -> Wiring:
+    """Of an op with memory of its own."""
     if name == "local":
         raise BindError("transport='local' is for group=LocalGroup(n)")
+    if name == "symm":
+        from .transports.symm import Mapped
+
+        def memory(plan: Plan, layout: Layout) -> Mapped:
+            made = Mapped(group, device, max(plan.levels, 1), layout.depth, meeting.timeout)
+            made.reserve(layout.size)
+            made.open(meeting)
+            return made
+
+        return Wiring(memory=memory)
     if name == "nccl":
         if device.type != "cuda":
             raise BindError(f"transport='nccl' needs CUDA tensors, like is on {device}")
         from .transports.nccl import NcclTransport
 
-        return NcclTransport(group, device, what, meeting)
-    return TorchTransport(group, device, what)
+        return Wiring(lambda what: NcclTransport(group, device, what, meeting))
+    return Wiring(lambda what: TorchTransport(group, device, what))

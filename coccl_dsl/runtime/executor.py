@@ -6,16 +6,18 @@ resumes the generator when its wires are there. So the same code runs over every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from ..codegen.launch import Backend, FoldArgs, OpContext, Place, Prepared, StatePlaces
 from ..pipeline import raw_codec
-from ..plan.cut import Cut, Piece, cut, largest_piece, piece
-from ..plan.ops import Commit, Copy, Dense, Exchange, Fold, Launch, Plan, Remote, StateRef, WireInfo
-from ..wire.layout import align, live_elements, wire_bytes
+from ..plan.cut import Cut, Piece, cut, piece
+from ..plan.memory import Layout, incoming, lay_out, passes_of
+from ..plan.ops import Commit, Copy, Dense, Exchange, Fold, Launch, Plan, Remote, StateRef, Transfer
+from ..wire.codec import Codec
+from ..wire.layout import live_elements, wire_bytes
 from .dtypes import TORCH
 from .errors import CollectiveError
 
@@ -51,13 +53,27 @@ class _State:
     tensors: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Piece number `index` of `pieces` of every chunk, which uses the places of slice k."""
+
+    cut: Cut
+    k: int
+    index: int
+    pieces: int
+
+    def of(self, extent: int) -> Piece:
+        return piece(self.cut.lengths[extent], self.index, self.pieces)
+
+
 @dataclass
 class _Prepared:
-    """One count, one set of codecs: prepared steps of every slice, in order. copies: (from, to, elements) in the input and the output."""
+    """One count, one set of codecs: prepared steps of every slice of every pass, in order. copies: (from, to, elements) in the input and the
+    output."""
 
     cut: Cut
     copies: list[tuple[int, int, int]]
-    slices: list[list[Prepared | ExchangeCall]]
+    passes: list[list[list[Prepared | ExchangeCall]]]
     commits: list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -76,13 +92,14 @@ class Executor:
         memory: Callable[[int], torch.Tensor] | None = None,
         far_programs: int | None = None,
         min_bytes: int = 0,
+        limit: int | None = None,
     ):
         """memory: gives the arena, of at least so many bytes. far_programs: launches that store into a peer's memory run as at most so many
         programs (see `tuning`). min_bytes: chunks that take fewer bytes in the tensor's dtype go raw; both ends of a message see that from
-        the chunk's length alone, which they both know."""
+        the chunk's length alone, which they both know. limit: bytes of wire memory; calls that need more run in passes."""
         self.plan, self.backend, self.device, self.capacity, self.depth = plan, backend, device, capacity, depth
         self.min_bytes, self.raw = min_bytes, raw_codec(plan.dtype)
-        self.largest = cut(plan, capacity)
+        self.layout = lay_out(plan, self.raw, capacity, depth, min_bytes, limit)
         self.flag_names = tuple(sorted({f for c in plan.codecs.values() for f in c.flags}))
         self.rng = torch.tensor([seed, 0], dtype=torch.int64, device=device)
         self.version = torch.zeros(1, dtype=torch.int32, device=device)
@@ -93,64 +110,25 @@ class Executor:
         self.count: int | None = None
         self._prepared: dict[tuple[object, ...], _Prepared] = {}
         self.held: dict[int, _Prepared] = {}
-        size = self._lay_out()
+        size = self.layout.size
         self.arena = memory(size) if memory is not None else torch.zeros(size, dtype=torch.uint8, device=device)
         self.remote: dict[tuple[int, Remote], Place] = {}
         self.states = {ref: self._make_state(ref) for ref in plan.states}
 
     # ------------------------------------------------------------ memory
 
-    def _lay_out(self) -> int:
-        """Slot borders are set by the capacity and never depend on a call's count. Returns the bytes needed."""
-        self.offsets: list[list[int]] = []
-        at = 0
-        for _ in range(self.depth):
-            row = []
-            for members in self.plan.slots:
-                row.append(at)
-                at += align(max(self._largest_bytes(kind, id) for kind, id in members))
-            self.offsets.append(row)
-        return max(at, 16)
-
-    def incoming(self) -> list[list[list[int]]]:
-        """Where mapped peers store: for each slice, [source, level, offsets in the arena ...] of each level of each source."""
-        table = []
-        for k in range(self.depth):
-            rows: dict[tuple[int, int], list[int]] = {}
-            for step in self.plan.steps:
-                if not isinstance(step, Exchange):
-                    continue
-                for t in step.recvs:
-                    if t.direct:
-                        places = [self.offsets[k][self.plan.wires[w].slot] for w in t.wires]
-                        rows.setdefault((t.peer, step.level), []).extend(places)
-            table.append([[peer, level, *places] for (peer, level), places in rows.items()])
-        return table
-
-    def connect(self, arenas: dict[int, torch.Tensor], tables: dict[int, list[list[list[int]]]]) -> None:
-        """Learn the peers' places: their mapped arenas and what their `incoming` gave."""
-        for peer, table in tables.items():
-            for k, rows in enumerate(table):
-                for source, level, *offsets in rows:
+    def connect(self, arenas: dict[int, torch.Tensor], plans: Mapping[int, tuple[Plan, Layout]]) -> None:
+        """Learn where the peers expect this rank's wires: their mapped arenas, their plans and layouts."""
+        for peer, (plan, layout) in plans.items():
+            for k, rows in enumerate(incoming(plan, layout)):
+                for source, level, offsets in rows:
                     if source == self.plan.rank:
                         for position, offset in enumerate(offsets):
                             self.remote[k, Remote(peer, level, position)] = Place(arenas[peer], offset)
 
-    def _largest_bytes(self, kind: str, id: int) -> int:
-        info = self.plan.wires[id] if kind == "wire" else self.plan.scratch[id]
-        length = largest_piece(self.largest.lengths[info.extent], self.depth)
-        if length == 0:
-            return 0
-        if kind == "scratch":
-            basis = max(self.plan.scratch[id].basis, 1)
-            return 4 * (-(-length // basis) * basis)
-        codec = self.plan.codecs[self.plan.wires[id].codec]
-        plain = wire_bytes(self.raw, min(length, self.min_bytes // TORCH[self.plan.dtype].itemsize))
-        return max(plain, *(wire_bytes(c, length) for c in (codec, codec.first) if c is not None))
-
     def _make_state(self, ref: StateRef) -> _State:
         codec = self.plan.codecs[self.plan.states[ref]]
-        length = live_elements(codec, self.largest.lengths[ref.extent])
+        length = live_elements(codec, self.layout.largest[ref.extent])
         whole = max(1, -(-length // codec.group)) * codec.group
         made = _State()
         for s in codec.states:
@@ -191,81 +169,85 @@ class Executor:
     def _prepare(self, count: int, splits: tuple[tuple[int, ...], tuple[int, ...]] | None, first: bool) -> _Prepared:
         made = cut(self.plan, count, splits)
         for extent, length in made.lengths.items():
-            if length > self.largest.lengths.get(extent, 0):
+            if length > self.layout.largest.get(extent, 0):
                 what = f"a chunk of {length}" if splits else str(count)
-                most = self.largest.lengths.get(extent, 0) if splits else self.capacity
+                most = self.layout.largest.get(extent, 0) if splits else self.capacity
                 raise ValueError(
                     f"{what} elements do not fit the op, which is bound for {most}; bind with a larger capacity"
                 )
         codecs = {n: (c.first or c) if first else c for n, c in self.plan.codecs.items()}
         context = OpContext(self.plan.dtype, self.factor, codecs, self.rng, self.version, self.flags, self.flag_names)
         plain = replace(context, codecs=dict.fromkeys(codecs, self.raw))
-        slices: list[list[Prepared | ExchangeCall]] = []
-        for k in range(self.depth):
-            steps: list[Prepared | ExchangeCall] = []
-            for step in self.plan.steps:
-                if isinstance(step, Launch):
-                    programs = self.far_programs if any(f.remote for f in step.folds) else None
-                    rows = self._copied(step, made, k)
-                    for small, shared in ((False, context), (True, plain)):
-                        here = [f for f in step.folds if self._goes_raw(f.extent, made) == small]
-                        folds = [a for f in here if (a := self._fold(f, made, k)) is not None] + rows
-                        rows = []
-                        if folds:
-                            signature = (
-                                replace(step.signature, basis=0) if small else step.signature
-                            )  # raw works in no basis
-                            steps.append(self.backend.prepare(signature, folds, shared, programs))
-                elif isinstance(step, Exchange):
-                    steps.append(self._exchange(step, made, k, codecs))
-            slices.append(steps)
+        number = passes_of(self.layout, made, uneven=splits is not None)
+        passes = [
+            [
+                self._slice(_Part(made, k, p * self.depth + k, self.depth * number), context, plain)
+                for k in range(self.depth)
+            ]
+            for p in range(number)
+        ]
         copies = [
             (made.inputs[i], made.outputs[o], made.lengths[self.plan.buffers.outputs[o]])
             for step in self.plan.steps
             for i, o in (step.pairs if isinstance(step, Copy) else ())
         ]
-        return _Prepared(made, [c for c in copies if c[2]], slices, self._commits(made, codecs))
+        return _Prepared(made, [c for c in copies if c[2]], passes, self._commits(made, codecs))
 
-    def _piece(self, extent: int, made: Cut, k: int) -> Piece:
-        return piece(made.lengths[extent], k, self.depth)
+    def _slice(self, part: _Part, context: OpContext, plain: OpContext) -> list[Prepared | ExchangeCall]:
+        """Steps of one piece of every chunk. plain: the context of chunks that go raw."""
+        steps: list[Prepared | ExchangeCall] = []
+        for step in self.plan.steps:
+            if isinstance(step, Launch):
+                programs = self.far_programs if any(f.remote for f in step.folds) else None
+                rows = self._copied(step, part)
+                for small, shared in ((False, context), (True, plain)):
+                    here = [f for f in step.folds if self._goes_raw(f.extent, part.cut) == small]
+                    folds = [a for f in here if (a := self._fold(f, part)) is not None] + rows
+                    rows = []
+                    if folds:  # raw works in no basis
+                        signature = replace(step.signature, basis=0) if small else step.signature
+                        steps.append(self.backend.prepare(signature, folds, shared, programs))
+            elif isinstance(step, Exchange):
+                steps.append(self._exchange(step, part, context.codecs))
+        return steps
 
     def _place(self, slot: int, k: int) -> Place:
-        return Place(self.arena, self.offsets[k][slot])
+        return Place(self.arena, self.layout.offsets[k][slot])
 
-    def _dense(self, d: Dense, made: Cut, part: Piece, k: int) -> int | Place:
+    def _dense(self, d: Dense, part: _Part, start: int) -> int | Place:
         if d.role == "input":
-            return made.inputs[d.index] + part.start
+            return part.cut.inputs[d.index] + start
         if d.role == "output":
-            return made.outputs[d.index] + part.start
-        return self._place(self.plan.scratch[d.index].slot, k)
+            return part.cut.outputs[d.index] + start
+        return self._place(self.plan.scratch[d.index].slot, part.k)
 
     def _goes_raw(self, extent: int, made: Cut) -> bool:
         return made.lengths[extent] * TORCH[self.plan.dtype].itemsize < self.min_bytes
 
-    def _copied(self, step: Launch, made: Cut, k: int) -> list[FoldArgs]:
+    def _copied(self, step: Launch, part: _Part) -> list[FoldArgs]:
         """The rows of a launch that hand chunks on."""
         rows = []
         for i, o in step.copies:
-            part = self._piece(self.plan.buffers.outputs[o], made, k)
-            if part.length:
-                at, to = made.inputs[i] + part.start, made.outputs[o] + part.start
-                rows.append(FoldArgs(part.length, part.start, (at,), (), (), (), copy_to=to))
+            span = part.of(self.plan.buffers.outputs[o])
+            if span.length:
+                at, to = part.cut.inputs[i] + span.start, part.cut.outputs[o] + span.start
+                rows.append(FoldArgs(span.length, span.start, (at,), (), (), (), copy_to=to))
         return rows
 
-    def _fold(self, f: Fold, made: Cut, k: int) -> FoldArgs | None:
-        part = self._piece(f.extent, made, k)
-        if part.length == 0:
+    def _fold(self, f: Fold, part: _Part) -> FoldArgs | None:
+        span, k = part.of(f.extent), part.k
+        if span.length == 0:
             return None
         return FoldArgs(
-            length=part.length,
-            start=part.start,
-            dense=tuple(self._dense(d, made, part, k) for d in f.dense),
+            length=span.length,
+            start=span.start,
+            dense=tuple(self._dense(d, part, span.start) for d in f.dense),
             wires=tuple(self._place(self.plan.wires[o.wire].slot, k) for o in f.opened),
             places=self._places(f, k),
-            sinks=tuple(self._dense(s.place, made, part, k) for s in f.sinks),
+            sinks=tuple(self._dense(s.place, part, span.start) for s in f.sinks),
             key=f.key,
-            state=self._state_places(f.state, part) if f.state is not None else {},
-            wire_states=tuple(self._state_places(o.state, part) if o.state is not None else {} for o in f.opened),
+            state=self._state_places(f.state, span) if f.state is not None else {},
+            wire_states=tuple(self._state_places(o.state, span) if o.state is not None else {} for o in f.opened),
         )
 
     def _places(self, f: Fold, k: int) -> tuple[Place, ...]:
@@ -274,47 +256,43 @@ class Executor:
         here = (self._place(self.plan.wires[f.wire].slot, k),) if f.local else ()
         return here + tuple(self.remote[k, r] for r in f.remote)
 
-    def _state_places(self, ref: StateRef, part: Piece) -> dict[str, StatePlaces]:
+    def _state_places(self, ref: StateRef, span: Piece) -> dict[str, StatePlaces]:
         places = {}
         for name, (current, following) in self.states[ref].tensors.items():
-            at = part.start * current.element_size()
+            at = span.start * current.element_size()
             places[name] = StatePlaces(Place(current.view(torch.uint8), at), Place(following.view(torch.uint8), at))
         return places
 
-    def _exchange(self, step: Exchange, made: Cut, k: int, codecs) -> ExchangeCall:
-        def size_of(info: WireInfo, length: int) -> int:
-            return wire_bytes(self.raw if self._goes_raw(info.extent, made) else codecs[info.codec], length)
+    def _exchange(self, step: Exchange, part: _Part, codecs: Mapping[str, Codec]) -> ExchangeCall:
+        k = part.k
 
-        def parcels(transfers) -> tuple[Parcel, ...]:
-            found = []
-            for t in transfers:
-                if t.direct:
-                    continue
-                tensors = []
-                for w in t.wires:
-                    info = self.plan.wires[w]
-                    part = self._piece(info.extent, made, k)
-                    if part.length:
-                        size = size_of(info, part.length)
-                        at = self.offsets[k][info.slot]
-                        tensors.append(self.arena[at : at + size])
-                if tensors:
-                    found.append(Parcel(t.peer, tuple(tensors)))
-            return tuple(found)
-
-        copies = []
-        for w, remote in step.copies:
+        def size_of(w: int) -> int:
             info = self.plan.wires[w]
-            part = self._piece(info.extent, made, k)
-            if part.length:
-                size = size_of(info, part.length)
-                here, there = self._place(info.slot, k), self.remote[k, remote]
-                copies.append(
-                    (here.buffer[here.offset : here.offset + size], there.buffer[there.offset : there.offset + size])
-                )
+            codec = self.raw if self._goes_raw(info.extent, part.cut) else codecs[info.codec]
+            return wire_bytes(codec, part.of(info.extent).length)
+
+        def part_of(place: Place, size: int) -> torch.Tensor:
+            return place.buffer[place.offset : place.offset + size]
+
+        def here(w: int) -> Place:
+            return self._place(self.plan.wires[w].slot, k)
+
+        def parcels(transfers: Iterable[Transfer]) -> tuple[Parcel, ...]:
+            made = (
+                Parcel(t.peer, tuple(part_of(here(w), size) for w in t.wires if (size := size_of(w))))
+                for t in transfers
+                if not t.direct
+            )
+            return tuple(p for p in made if p.tensors)
+
+        copies = tuple(
+            (part_of(here(w), size), part_of(self.remote[k, remote], size))
+            for w, remote in step.copies
+            if (size := size_of(w))
+        )
         signals = tuple(dict.fromkeys(t.peer for t in step.sends if t.direct))
         waits = tuple(dict.fromkeys(t.peer for t in step.recvs if t.direct))
-        return ExchangeCall(step.level, k, parcels(step.sends), parcels(step.recvs), tuple(copies), signals, waits)
+        return ExchangeCall(step.level, k, parcels(step.sends), parcels(step.recvs), copies, signals, waits)
 
     def _commits(self, made: Cut, codecs) -> list[tuple[torch.Tensor, torch.Tensor]]:
         pairs = []
@@ -340,9 +318,10 @@ class Executor:
             if x.data_ptr() + source * size != y.data_ptr() + target * size:
                 y[target : target + n].copy_(x[source : source + n])
 
-    def slice_steps(self, prepared: _Prepared, k: int, x: torch.Tensor, y: torch.Tensor) -> Iterator[ExchangeCall]:
-        """Run slice k; yields where wires must move. x and y are flat, contiguous, of the op's dtype."""
-        for step in prepared.slices[k]:
+    @staticmethod
+    def run_slice(steps: list[Prepared | ExchangeCall], x: torch.Tensor, y: torch.Tensor) -> Iterator[ExchangeCall]:
+        """Run one slice; yields where wires must move. x and y are flat, contiguous, of the op's dtype."""
+        for step in steps:
             if isinstance(step, ExchangeCall):
                 yield step
             else:

@@ -62,7 +62,7 @@ def test_both_ends_of_a_pair_agree_on_its_bytes():
     sent, got = {}, {}
     for rank, one in enumerate(op.ops):
         splits = (tuple(MIXED[rank]), tuple(row[rank] for row in MIXED))
-        for step in one._executor.prepare(sum(MIXED[rank]), splits).slices[0]:
+        for step in one._executor.prepare(sum(MIXED[rank]), splits).passes[0][0]:
             for p in step.sends if isinstance(step, ExchangeCall) else ():
                 sent[rank, p.peer] = [t.numel() for t in p.tensors]
             for p in step.recvs if isinstance(step, ExchangeCall) else ():

@@ -33,8 +33,9 @@ class Chaos:
 
         def wrapped(count, splits, first):
             made = prepare(count, splits, first)
-            for k, steps in enumerate(made.slices):
-                steps[:] = self._wrap(steps, k)
+            for slices in made.passes:
+                for k, steps in enumerate(slices):
+                    steps[:] = self._wrap(steps, k)
             return made
 
         self.executor._prepare = wrapped
@@ -80,10 +81,14 @@ class Chaos:
         return made
 
     def _bytes(self, wire: int, k: int) -> torch.Tensor:
-        slot = self.executor.plan.wires[wire].slot
-        at = self.executor.offsets[k][slot]
-        size = self.executor._largest_bytes("wire", wire)
-        return self.executor.arena[at : at + size]
+        slot, offsets = self.executor.plan.wires[wire].slot, self.executor.layout.offsets[k]
+        end = min(
+            (o for o in offsets if o > offsets[slot]),
+            default=self.executor.layout.size
+            if k + 1 == self.executor.depth
+            else self.executor.layout.offsets[k + 1][0],
+        )
+        return self.executor.arena[offsets[slot] : end]
 
 
 class _Noisy:

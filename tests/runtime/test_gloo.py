@@ -64,3 +64,7 @@ def test_a_rank_that_does_not_bind_is_named():
 
 def test_subgroups_async_and_output_shapes():
     spawn("gloo_calls.py", 4)
+
+
+def test_a_session_binds_without_a_word():
+    assert "sessions right" in spawn("gloo_session.py", 3)[0]

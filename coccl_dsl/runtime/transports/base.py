@@ -84,13 +84,24 @@ def drive(executor: Executor, transport: Transport, x: torch.Tensor, y: torch.Te
     is the same on all ranks."""
     executor.begin(count)
     prepared = executor.prepare(count, splits)
-    transport.begin()
-    copying = _copies_beside(executor, prepared, x, y)
-    depth = executor.depth
+    copying: torch.cuda.Stream | None = None
+    for number, slices in enumerate(prepared.passes):
+        transport.begin()
+        if number == 0:
+            copying = _copies_beside(executor, prepared, x, y)
+        _drive_pass(executor, transport, slices, x, y)
+        transport.end()
+    if copying is not None:
+        torch.cuda.current_stream(executor.device).wait_stream(copying)
+    executor.finish(prepared)
+
+
+def _drive_pass(executor: Executor, transport: Transport, slices: list[Any], x: torch.Tensor, y: torch.Tensor) -> None:
+    depth = len(slices)
     lanes = None
     if transport.streams and depth > 1:
         lanes = _Lanes(executor.device, min(transport.streams, executor.plan.levels + 1))
-    running = [executor.slice_steps(prepared, k, x, y) for k in range(depth)]
+    running = [executor.run_slice(steps, x, y) for steps in slices]
     pending: list[Pending | None] = [None] * depth
     level = [0] * depth
     alive = [True] * depth
@@ -126,7 +137,3 @@ def drive(executor: Executor, transport: Transport, x: torch.Tensor, y: torch.Te
                 advance(k) if lanes is None else advance_on(lanes, k)
     if lanes is not None:
         lanes.join()
-    if copying is not None:
-        torch.cuda.current_stream(executor.device).wait_stream(copying)
-    transport.end()
-    executor.finish(prepared)

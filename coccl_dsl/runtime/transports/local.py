@@ -38,8 +38,9 @@ def run_all(
         prepared.append(e.prepare(count, splits[rank] if splits else None))
     for e, p, x, y in zip(executors, prepared, xs, ys, strict=True):
         e.copy(p, x, y)
-    for k in range(executors[0].depth):
-        running = [e.slice_steps(p, k, x, y) for e, p, x, y in zip(executors, prepared, xs, ys, strict=True)]
+    slices = [[steps for one in p.passes for steps in one] for p in prepared]
+    for ranks in zip(*slices, strict=True):
+        running = [e.run_slice(steps, x, y) for e, steps, x, y in zip(executors, ranks, xs, ys, strict=True)]
         while True:
             calls = [next(r, None) for r in running]
             if all(c is None for c in calls):

@@ -1,7 +1,7 @@
 """Transfers as stores: peers' memory is mapped, Folds write wires into it, an exchange is one small kernel of signals and waits.
 
 Memory comes from torch's symmetric memory (CUDA virtual memory over NVLink / P2P); flags and credits are ours (codegen/signals.py), in the same
-allocation: per (level, slice) one counter a source, then one credit counter a peer. All counters only grow.
+allocation: per (level, slice) one counter a source, then one counter a peer for the reuse of the arena. All counters only grow.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ...plan.ops import Credits
+from ...plan.ops import Plan
 from ..agreement import Meeting
 from ..errors import CollectiveError, CollectiveTimeout
 from ..executor import ExchangeCall
 from .base import Done, Pending, Transport
 
 CONTROL_ALIGN = 256
-CREDIT = -1
+REUSE = -1
+REUSE_STEP = 1 << 16
 
 
 def unavailable(device: torch.device) -> str:
@@ -50,93 +51,127 @@ def reachable(device: torch.device, others: list[int]) -> str:
     return ""
 
 
+class Mapped:
+    """One allocation of each rank of a group, mapped by all: counters, then an arena. `reserve` is local, `open` collective.
+
+    shared: ops of any kind take turns in it. Then each call that does not follow one of the same op begins with a barrier: everyone has read
+    what the call before left here.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        levels: int,
+        depth: int,
+        timeout: timedelta,
+        shared: bool = False,
+    ):
+        self.group, self.device, self.levels, self.depth, self.shared = group, device, levels, depth, shared
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.reuse = levels * depth * self.world
+        words = self.reuse + self.world
+        self.control = -(-4 * words // CONTROL_ALIGN) * CONTROL_ALIGN
+        self.deadline = int(timeout.total_seconds() * 1e9)
+        self.status = torch.zeros(4, dtype=torch.int32).pin_memory()
+        self.seen = self.status.numpy()
+        self.passed = torch.zeros(words, dtype=torch.int32, device=device)
+        self.user: SymmTransport | None = None
+
+    def reserve(self, size: int) -> torch.Tensor:
+        """Allocate an arena of `size` bytes and the counters."""
+        self.size = size
+        self._allocate(size)
+        return self.arena
+
+    def _allocate(self, size: int) -> None:
+        import torch.distributed._symmetric_memory as symm
+
+        self.block = symm.empty(self.control + size, dtype=torch.uint8, device=self.device)
+        self.block.zero_()
+
+    def open(self, meeting: Meeting) -> None:
+        """Map the peers' arenas, which may be of any size: rank -> uint8 tensor, in `arenas`."""
+        import torch.distributed._symmetric_memory as symm
+
+        sizes = [int(t) for t in meeting.gather("symm size", str(self.size))]
+        if max(sizes) != self.size:
+            self._allocate(max(sizes))
+        torch.cuda.synchronize(self.device)
+        self.handle = symm.rendezvous(self.block, self.group)
+        whole = self.control + max(sizes)
+        self.blocks = {r: self.handle.get_buffer(r, (whole,), torch.uint8) for r in range(self.world) if r != self.rank}
+        meeting.gather("symm mapped", "")
+        self.arenas = {r: b[self.control : self.control + sizes[r]] for r, b in self.blocks.items()}
+
+    @property
+    def arena(self) -> torch.Tensor:
+        return self.block[self.control : self.control + self.size]
+
+
 class SymmTransport:
-    """Over mapped memory of all ranks of `group`. `reserve` gives the arena; `open` must follow on all ranks before the first call."""
+    """One op over mapped memory.
+
+    credits   the ranks whose credit this one awaits before a call's first store, and those that it grants one after its last read
+    reuses    whether any rank's plan has credits: in a shared arena a barrier stands for them
+    """
 
     name = "symm"
     streams = 3
 
     def __init__(
         self,
-        group: dist.ProcessGroup,
-        device: torch.device,
+        memory: Mapped,
         what: str,
-        levels: int,
+        plan: Plan,
         depth: int,
-        timeout: timedelta,
+        reuses: bool,
         inner: Transport | None = None,
     ):
-        self.group, self.device, self.what, self.inner = group, device, what, inner
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self.levels, self.depth = levels, depth
-        self.flags = levels * depth * self.world
-        words = self.flags + self.world
-        self.control = -(-4 * words // CONTROL_ALIGN) * CONTROL_ALIGN
-        self.deadline = int(timeout.total_seconds() * 1e9)
-        self.status = torch.zeros(4, dtype=torch.int32).pin_memory()
-        self.seen = self.status.numpy()
-        self.passed = torch.zeros(words, dtype=torch.int32, device=device)
-        self.credits = Credits((), ())
+        assert plan.levels <= memory.levels and depth <= memory.depth and plan.credits is not None
+        self.memory, self.what, self.inner = memory, what, inner
+        self.levels, self.depth = plan.levels, depth
+        self.credits, self.reuses = plan.credits, reuses
+        self.others = tuple(r for r in range(memory.world) if r != memory.rank)
         self._launches: dict[tuple[int, int, bool, bool], Callable[[], None]] = {}
         self.number = 0
         self.tables: list[torch.Tensor] = []
 
     def describe(self) -> str:
-        text = (
-            f"symm (mapped memory of {self.world} ranks; credits awaited from {list(self.credits.awaits) or 'nobody'})"
+        waits = (
+            "an arena shared by the group's ops"
+            if self.memory.shared
+            else f"credits awaited from {list(self.credits.awaits) or 'nobody'}"
         )
+        text = f"symm (mapped memory of {self.memory.world} ranks; {waits})"
         return text + (f"; other peers over {self.inner.name}" if self.inner is not None else "")
-
-    # ------------------------------------------------------------ memory
-
-    def reserve(self, size: int) -> torch.Tensor:
-        """Allocate this rank's arena of `size` bytes and the counters. Local."""
-        import torch.distributed._symmetric_memory as symm
-
-        self.size = size
-        self.block = symm.empty(self.control + size, dtype=torch.uint8, device=self.device)
-        self.block.zero_()
-        return self.block[self.control :]
-
-    def open(self, meeting: Meeting, credits: Credits) -> dict[int, torch.Tensor]:
-        """Map the peers' arenas. Collective: every rank calls it, with arenas of any size. Returns rank -> uint8 arena."""
-        import torch.distributed._symmetric_memory as symm
-
-        sizes = [int(t) for t in meeting.gather("symm size", str(self.size))]
-        if max(sizes) != self.size:
-            own = self.block
-            self.block = symm.empty(self.control + max(sizes), dtype=torch.uint8, device=self.device)
-            self.block.zero_()
-            del own
-        torch.cuda.synchronize(self.device)
-        self.handle = symm.rendezvous(self.block, self.group)
-        self.credits = credits
-        whole = self.control + max(sizes)
-        self.peers = {r: self.handle.get_buffer(r, (whole,), torch.uint8) for r in range(self.world) if r != self.rank}
-        meeting.gather("symm mapped", "")
-        return {r: b[self.control : self.control + sizes[r]] for r, b in self.peers.items()}
-
-    @property
-    def arena(self) -> torch.Tensor:
-        return self.block[self.control : self.control + self.size]
 
     # ------------------------------------------------------------ calls
 
     def begin(self) -> None:
-        if self.seen[0]:
-            step, peer = int(self.seen[0]) - 1, int(self.seen[1])
-            where = "waiting for its memory to be free" if step >= self.levels else f"step {step}"
+        memory = self.memory
+        if memory.seen[0]:
+            step, peer = int(memory.seen[0]) - 1, int(memory.seen[1])
+            where = "waiting for memory to be free" if step == REUSE_STEP else f"step {step}"
             raise CollectiveTimeout(
-                f"{self.what}: {where}: rank {peer} did not signal within {self.deadline / 1e9:g} s; the op can no longer be used"
+                f"{self.what}: {where}: rank {peer} did not signal within {memory.deadline / 1e9:g} s; the op can no longer be used"
             )
         if self.inner is not None:
             self.inner.begin()
-        if self.credits.awaits:
-            self._signal(CREDIT, 0, (), self.credits.awaits)
+        if not memory.shared:
+            self._signal(REUSE, 0, (), self.credits.awaits)
+            return
+        if torch.cuda.is_current_stream_capturing():
+            raise CollectiveError(
+                f"{self.what} shares its memory with other ops, which a graph's replays could not be ordered with: bind an op of its own to capture it"
+            )
+        if memory.user is not self or self.reuses:
+            self._signal(REUSE, 0, self.others, self.others)
+        memory.user = self
 
     def end(self) -> None:
-        if self.credits.grants:
-            self._signal(CREDIT, 0, self.credits.grants, ())
+        if not self.memory.shared:
+            self._signal(REUSE, 0, self.credits.grants, ())
         if self.inner is not None:
             self.inner.end()
 
@@ -156,7 +191,7 @@ class SymmTransport:
         return _Waiting(self, call, moved)
 
     def _signal(self, level: int, slice: int, signals: tuple[int, ...], waits: tuple[int, ...]) -> None:
-        """level CREDIT: wait for credits, or grant them."""
+        """level REUSE: wait for credits, or grant them, or both: a barrier."""
         if not signals and not waits:
             return
         key = (level, slice, bool(signals), bool(waits))
@@ -169,23 +204,23 @@ class SymmTransport:
         from ...codegen.signals import exchange_one, exchange_rows
         from ...codegen.triton_launch import PinnedPointer, frozen
 
-        base = self.flags if level == CREDIT else (level * self.depth + slice) * self.world
-        step = self.levels if level == CREDIT else level
+        m = self.memory
+        base = m.reuse if level == REUSE else (level * m.depth + slice) * m.world
+        step = REUSE_STEP if level == REUSE else level
         rows = []
         for i in range(max(len(signals), len(waits))):
-            signal = self.peers[signals[i]].data_ptr() + 4 * (base + self.rank) if i < len(signals) else 0
-            word = base + (waits[i] if i < len(waits) else self.rank)
-            wait = self.block.data_ptr() + 4 * word if i < len(waits) else 0
-            rows.append(
-                (signal, wait, self.passed.data_ptr() + 4 * word, waits[i] if i < len(waits) else self.rank, step)
-            )
-        rest = (PinnedPointer(self.status), self.number, self.deadline)
-        constants = {"LAG": int(level == CREDIT and bool(waits))}
+            signal = m.blocks[signals[i]].data_ptr() + 4 * (base + m.rank) if i < len(signals) else 0
+            peer = waits[i] if i < len(waits) else m.rank
+            wait = m.block.data_ptr() + 4 * (base + peer) if i < len(waits) else 0
+            rows.append((signal, wait, m.passed.data_ptr() + 4 * (base + peer), peer, step))
+        rest = (PinnedPointer(m.status), self.number, m.deadline)
+        # The first call of an op finds its own memory unused.
+        constants = {"LAG": int(level == REUSE and not signals)}
         if len(rows) == 1:
-            return frozen(exchange_one, 1, (*rows[0], *rest), constants, self.device)
-        table = torch.tensor(rows, dtype=torch.int64, device=self.device)
+            return frozen(exchange_one, 1, (*rows[0], *rest), constants, m.device)
+        table = torch.tensor(rows, dtype=torch.int64, device=m.device)
         self.tables.append(table)
-        return frozen(exchange_rows, len(rows), (table, *rest), constants, self.device)
+        return frozen(exchange_rows, len(rows), (table, *rest), constants, m.device)
 
 
 class _Waiting:

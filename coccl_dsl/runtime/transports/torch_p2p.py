@@ -1,11 +1,13 @@
-"""Transfers through torch's process group: one `batch_isend_irecv` a level.
+"""Transfers through torch's process group: one batch of sends and receives a level.
 
-gloo with CPU tensors, nccl with CUDA tensors; gloo with CUDA tensors stages wires through pinned host memory (blocking: for tests).
+gloo with CPU tensors, nccl with CUDA tensors; gloo with CUDA tensors stages wires through pinned host memory (blocking: for tests). The calls
+go to the group's Backend: beneath the dispatcher, where the transparent path would meet its own messages.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,7 @@ from ..executor import ExchangeCall, Parcel
 # gloo matches messages between two ranks by tag: the transport's own in the high bits, its count of exchanges in the low ones.
 _COUNT_BITS = 20
 MAX_TAG = 1 << 10
+SEND, RECEIVE = "send to", "receive from"
 
 
 class _Posted:
@@ -77,45 +80,46 @@ class TorchTransport:
         pass
 
     def post(self, call: ExchangeCall) -> _Posted:
-        ops: list[dist.P2POp] = []
-        names: list[tuple[str, int]] = []
+        messages: list[tuple[str, torch.Tensor, int]] = []
         staged: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-        def add(kind, parcel: Parcel, verb: str) -> None:
-            rank = parcel.peer if self.ends is None else self.ends[parcel.peer]
-            peer = dist.get_global_rank(self.group, rank)
-            tag = self.tag << _COUNT_BITS | self.posted % (1 << _COUNT_BITS)
+        def add(verb: str, parcel: Parcel) -> None:
             for tensor in parcel.tensors:
                 buffer = tensor
                 if self.staging:
                     buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                    if kind is dist.isend:
+                    if verb == SEND:
                         buffer.copy_(tensor)
                     else:
                         staged.append((buffer, tensor))
-                ops.append(dist.P2POp(kind, buffer, peer, self.group, tag=tag))
-                names.append((verb, rank))
+                messages.append((verb, buffer, parcel.peer if self.ends is None else self.ends[parcel.peer]))
 
         for parcel in call.recvs:
-            add(dist.irecv, parcel, "receive from")
+            add(RECEIVE, parcel)
         for parcel in call.sends:
-            add(dist.isend, parcel, "send to")
+            add(SEND, parcel)
+        tag = self.tag << _COUNT_BITS | self.posted % (1 << _COUNT_BITS)
         self.posted += 1
-        if not ops:
+        if not messages:
             return _Posted(self, call, [], [])
         try:
-            works = self._start(ops)
+            works = self._start(messages, tag)
         except RuntimeError as e:
-            raise self.failure(call, names[0][0], names[0][1], e) from e
-        if len(works) != len(ops):
-            peers = sorted({p for _, p in names})
-            return _Posted(self, call, [(w, "exchange with", peers[0]) for w in works], staged)
-        return _Posted(self, call, [(w, *n) for w, n in zip(works, names, strict=True)], staged)
+            raise self.failure(call, messages[0][0], messages[0][2], e) from e
+        if len(works) != len(messages):
+            return _Posted(self, call, [(w, "exchange with", min(m[2] for m in messages)) for w in works], staged)
+        return _Posted(self, call, [(w, m[0], m[2]) for w, m in zip(works, messages, strict=True)], staged)
 
-    def _start(self, ops: list[dist.P2POp]) -> list[dist.Work]:
-        if self.ends is None:
-            return dist.batch_isend_irecv(ops)
-        return [o.op(o.tensor, o.peer, o.group, o.tag) for o in ops]
+    def _start(self, messages: list[tuple[str, torch.Tensor, int]], tag: int) -> list[dist.Work]:
+        backend: Any = self.group._get_backend(messages[0][1].device)
+        # Only two of a group's ranks meet in a pair's plan, and a batch of NCCL's is one of all its ranks.
+        batch = self.ends is None and backend.supports_coalescing
+        if batch:
+            backend._start_coalescing()
+        works = [
+            (backend.send if verb == SEND else backend.recv)([tensor], rank, tag) for verb, tensor, rank in messages
+        ]
+        return [backend._end_coalescing()] if batch else works
 
     def failure(self, call: ExchangeCall, verb: str, peer: int, cause: BaseException) -> CollectiveError:
         text = str(cause).splitlines()[0][:200]
