@@ -242,6 +242,11 @@ class Op:
         if self._executor is not None:
             self._executor.reset()
 
+    def states(self) -> list[torch.Tensor]:
+        """The states of stateful compressors themselves, not copies."""
+        kept = self._executor.states.values() if self._executor is not None else ()
+        return [current for state in kept for current, _ in state.tensors.values()]
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """States, versions and call number, as copies."""
         return self._executor.state_dict() if self._executor is not None else {}

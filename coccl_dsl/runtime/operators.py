@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.fx.node import has_side_effect
 
 NAMESPACE = "coccl"
 
@@ -57,7 +58,7 @@ def define(
     if adjoint is not None:
         _differentiate(made, adjoint, by_name)
     if not writes:
-        torch.fx.node.has_side_effect(handle.default)
+        has_side_effect(handle.default)
     return handle
 
 

@@ -73,16 +73,16 @@ def op_text(op: ReduceOp) -> str:
     """sum, avg or premul(f), of a text or a torch ReduceOp. Raises ValueError naming any other."""
     if isinstance(op, str):
         return op
-    kind = op.op if isinstance(op, dist.ReduceOp) else op
+    kind: Any = getattr(op, "op", op)
     if kind == dist.ReduceOp.SUM:
         return "sum"
     if kind == dist.ReduceOp.AVG:
         return "avg"
-    if kind == dist.ReduceOp.PREMUL_SUM and isinstance(op, dist.ReduceOp):
-        # torch 2.11 shows the factor in __getstate__ alone.
-        factor = getattr(op, "factor", None) or op.__getstate__()[1]
-        if isinstance(factor, torch.Tensor) and factor.numel() != 1:
-            raise ValueError("PREMUL_SUM with a factor for each element is not available: one factor is")
+    if kind == dist.ReduceOp.PREMUL_SUM:
+        state: Any = op.__getstate__()  # `op.factor` is newer than torch 2.11
+        factor = state[1] if isinstance(state, tuple) else None
+        if factor is None or (isinstance(factor, torch.Tensor) and factor.numel() != 1):
+            raise ValueError("PREMUL_SUM takes one factor here: torch.distributed.ReduceOp.PREMUL_SUM(0.125)")
         return f"premul({float(factor)!r})"
     name = getattr(kind, "name", str(kind))
     raise ValueError(f"ReduceOp.{name} is not available: compressed collectives take SUM, AVG and PREMUL_SUM")
