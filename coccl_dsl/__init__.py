@@ -8,11 +8,10 @@ Importing this package imports neither torch nor triton.
 
 from typing import TYPE_CHECKING, Any
 
-from .diagnostics import CompileError
-from .pipeline import Collective, compile, compile_text
-
 if TYPE_CHECKING:
     from .codegen.codec_api import codec
+    from .diagnostics import CompileError
+    from .pipeline import Collective, compile, compile_text
     from .runtime.errors import BindError, CollectiveError, CollectiveTimeout
     from .runtime.op import LocalGroup, Op
     from .runtime.simulate import simulate
@@ -27,10 +26,19 @@ if TYPE_CHECKING:
         reduce_scatter,
         send,
     )
+    from .torch.transparent import disable, enable, step
 
 __version__ = "0.1.0"
 
+# `import torch` imports this package where its entry point is installed (autoload.py), so nothing is imported before it is asked for.
 _LAZY = {
+    "Collective": "coccl_dsl.pipeline",
+    "CompileError": "coccl_dsl.diagnostics",
+    "compile": "coccl_dsl.pipeline",
+    "compile_text": "coccl_dsl.pipeline",
+    "disable": "coccl_dsl.torch.transparent",
+    "enable": "coccl_dsl.torch.transparent",
+    "step": "coccl_dsl.torch.transparent",
     "simulate": "coccl_dsl.runtime.simulate",
     "codec": "coccl_dsl.codegen.codec_api",
     "LocalGroup": "coccl_dsl.runtime.op",
@@ -64,12 +72,15 @@ __all__ = [
     "codec",
     "compile",
     "compile_text",
+    "disable",
+    "enable",
     "explain",
     "recv",
     "reduce",
     "reduce_scatter",
     "send",
     "simulate",
+    "step",
 ]
 
 

@@ -184,6 +184,19 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "cannot be bound",
         "The compressor does not take this dtype, or a binding names something the collective does not have.",
     ),
+    # ---- policies
+    "E601": (
+        "unknown key",
+        "A policy and its rules have a fixed set of keys, so that a slip of the pen is not ignored.",
+    ),
+    "E602": (
+        "wrong value",
+        "A key of a policy is missing, or its value is not of its kind, or names nothing there is.",
+    ),
+    "E603": (
+        "impossible rule",
+        "The parts of a rule do not go together, or an earlier rule takes all of its calls: the first rule that fits is the one.",
+    ),
 }
 
 

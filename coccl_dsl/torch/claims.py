@@ -1,0 +1,171 @@
+"""Who owns a group: small wrappers around DDP, FSDP, tensor parallel, pipeline stages and DeviceMesh say so (facts/torch_integration.md, 7).
+
+Constructors of these are called by all ranks of the group, in one order with its collectives, so a claim is known to all of them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ..runtime.dispatch import resolve
+from . import roles
+from .p2p import mark
+from .patches import Patches
+
+if TYPE_CHECKING:
+    from .groups import Groups
+
+
+def install(patches: Patches, groups: Groups) -> None:
+    """Wrap what is imported, and what will be."""
+    own = _Claims(patches, groups)
+    patches.on_import("torch.distributed.device_mesh", own.device_mesh)
+    patches.on_import("torch.nn.parallel.distributed", own.ddp)
+    patches.on_import("torch.distributed.fsdp._fully_shard._fsdp_param_group", own.fsdp2)
+    patches.on_import("torch.distributed.fsdp.fully_sharded_data_parallel", own.fsdp1)
+    patches.on_import("torch.distributed.pipelining.stage", own.pipeline)
+    patches.on_import("torch.distributed.tensor.parallel.api", own.tensor_parallel)
+    patches.on_import("torch.distributed.tensor.parallel", own.tensor_parallel)
+    patches.on_import("torch.distributed.tensor._api", own.full_tensor)
+    patches.on_import("torch.distributed.fsdp._state_dict_utils", own.fsdp1_state)
+
+
+class _Claims:
+    def __init__(self, patches: Patches, groups: Groups):
+        self.patches, self.groups = patches, groups
+
+    def device_mesh(self, module: ModuleType) -> None:
+        """A dimension that spans the whole world reuses the default group, whose description says nothing."""
+
+        def make(native):
+            def call(sub_layout: Any, rank_map: Any, dim_name: str, *args: Any, **kwargs: Any) -> Any:
+                name = native(sub_layout, rank_map, dim_name, *args, **kwargs)
+                if name is not None:
+                    pg = resolve(name)
+                    self.groups.claimed(pg, roles.role_of_name(dim_name))
+                return name
+
+            return call
+
+        self.patches.wrap(module.DeviceMesh, "_init_one_process_group", make)
+
+    def ddp(self, module: ModuleType) -> None:
+        def make(native):
+            def call(model: Any, *args: Any, **kwargs: Any) -> None:
+                mesh, group = kwargs.get("device_mesh"), kwargs.get("process_group")
+                if group is None and len(args) > 6:
+                    group = args[6]
+                # Before: its constructor sends the parameters around already.
+                self.groups.claimed(mesh.get_group() if mesh is not None and mesh.ndim == 1 else group, "dp")
+                native(model, *args, **kwargs)
+                self.groups.claimed(model.process_group, "dp")
+
+            return call
+
+        self.patches.wrap(module.DistributedDataParallel, "__init__", make)
+
+    def fsdp2(self, module: ModuleType) -> None:
+        def make(native):
+            def call(own: Any, *args: Any, **kwargs: Any) -> None:
+                native(own, *args, **kwargs)
+                info = own.mesh_info
+                shard, replicate = (getattr(info, f"{w}_process_group", None) for w in ("shard", "replicate"))
+                if shard is not None:
+                    self.groups.claimed(shard, "fsdp")
+                    roles.says_when(shard, "fsdp")
+                if replicate is not None:
+                    self.groups.claimed(replicate, "dp")
+
+            return call
+
+        def within(native):
+            def call(own: Any, *args: Any, **kwargs: Any) -> Any:
+                with roles.running("fsdp", own):
+                    return native(own, *args, **kwargs)
+
+            return call
+
+        self.patches.wrap(module.FSDPParamGroup, "__init__", make)
+        for name in ("unshard", "post_backward"):
+            self.patches.wrap(module.FSDPParamGroup, name, within)
+
+    def fsdp1(self, module: ModuleType) -> None:
+        def make(native):
+            def call(own: Any, *args: Any, **kwargs: Any) -> None:
+                native(own, *args, **kwargs)
+                self.groups.claimed(own.process_group, "fsdp")
+                inter = getattr(own, "_inter_node_pg", None)
+                if inter is not None:
+                    self.groups.claimed(inter, "dp")
+
+            return call
+
+        self.patches.wrap(module.FullyShardedDataParallel, "__init__", make)
+
+    def pipeline(self, module: ModuleType) -> None:
+        def make(native):
+            def call(own: Any, *args: Any, **kwargs: Any) -> None:
+                native(own, *args, **kwargs)
+                self.groups.claimed(own.group, "pp")
+
+            return call
+
+        def marked(direction: str):
+            def make(native):
+                def call(own: Any, *args: Any, **kwargs: Any) -> Any:
+                    ops = native(own, *args, **kwargs)
+                    for op in ops:
+                        mark(op.tensor, direction)
+                    return ops
+
+                return call
+
+            return make
+
+        stage = module._PipelineStageBase
+        self.patches.wrap(stage, "__init__", make)
+        for name, direction in (("fwd", "forward"), ("bwd", "backward")):
+            for verb in ("send", "recv"):
+                self.patches.wrap(stage, f"get_{name}_{verb}_ops", marked(direction))
+
+    def tensor_parallel(self, module: ModuleType) -> None:
+        """Dimensions without names, too."""
+
+        def make(native):
+            def call(model: Any, device_mesh: Any = None, *args: Any, **kwargs: Any) -> Any:
+                from torch.distributed.device_mesh import _mesh_resources
+
+                mesh = device_mesh if device_mesh is not None else _mesh_resources.get_current_mesh()
+                if mesh.ndim == 1 and getattr(mesh, "mesh_dim_names", None) is None:
+                    self.groups.claimed(mesh.get_group(), "tp")
+                return native(model, device_mesh, *args, **kwargs)
+
+            return call
+
+        self.patches.wrap(module, "parallelize_module", make)
+
+    def full_tensor(self, module: ModuleType) -> None:
+        """Whole tensors are for checkpoints and for people to look at."""
+
+        def make(native):
+            def call(own: Any, *args: Any, **kwargs: Any) -> Any:
+                with roles.exact("DTensor.full_tensor"):
+                    return native(own, *args, **kwargs)
+
+            return call
+
+        self.patches.wrap(module.DTensor, "full_tensor", make)
+
+    def fsdp1_state(self, module: ModuleType) -> None:
+        def make(native):
+            @contextmanager
+            def call(*args: Any, **kwargs: Any) -> Iterator[Any]:
+                with roles.exact("FSDP1 state_dict"), native(*args, **kwargs) as given:
+                    yield given
+
+            return call
+
+        self.patches.wrap(module, "_unshard_fsdp_state_params", make)

@@ -1,0 +1,338 @@
+"""What the transparent path knows of each process group: its session, and every kind of call with the rules that it meets.
+
+Agreement happens where a group is made (or claimed, or at `enable`), which is collective and in one order on all ranks. From then on a call's
+fate is a pure function of what was agreed and of (roles, op, ReduceOp, dtype, count, number of the call), all known to all its ranks alike;
+the first call of a kind compiles and binds locally and communicates nothing (design/runtime.md, "Who binds when").
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..policy import Call, Policy, Rule
+from ..runtime.dispatch import capacity_for
+from ..runtime.dtypes import NAMES
+from ..runtime.errors import BindError, CollectiveError
+from ..runtime.session import Session, open_session
+from ..runtime.transports.torch_p2p import group_timeout
+from . import roles, traffic
+from .choose import node_runs
+from .selection import Bound, select
+
+log = logging.getLogger("coccl_dsl")
+MIB = 1 << 20
+# How long ranks that have just met wait for one of them that has no policy.
+AGREEMENT = timedelta(minutes=5)
+
+
+@dataclass(slots=True)
+class Kind:
+    """One kind of call of a group. choices: rules that may take it, in order; why: the reason where there is none. calls: so far."""
+
+    role: str
+    op: str
+    call: Call
+    choices: tuple[tuple[str, Rule], ...]
+    why: str
+    generation: int
+    calls: int = 0
+
+
+@dataclass
+class GroupState:
+    """missing: why the group's calls all go native, or "". idle: ops of messages between two ranks whose wires are not in flight."""
+
+    pg: dist.ProcessGroup
+    desc: str
+    device: torch.device | None
+    session: Session | None
+    missing: str
+    idle: dict[Hashable, list[Bound]] = field(default_factory=dict)
+    kinds: dict[Hashable, Kind] = field(default_factory=dict)
+    ops: dict[Hashable, Bound] = field(default_factory=dict)
+    sequence: int = 0
+
+
+Taken = tuple[GroupState, Kind, Rule]
+
+
+class Groups:
+    """All groups of this process, under one policy."""
+
+    def __init__(self, policy: Policy):
+        self.policy = policy
+        self.steps = 0
+        self.generation = 0
+        self.states: dict[dist.ProcessGroup, GroupState] = {}
+        self.saved: dict[str, Any] = {}
+        self._lock = threading.RLock()
+
+    # ------------------------------------------------------------ opening and closing
+
+    def open(self, pg: Any) -> None:
+        """Agree with the group's other ranks, once. Collective where the group has rules to look for; raises BindError on all its ranks
+        where policies or versions differ."""
+        if not isinstance(pg, dist.ProcessGroup) or dist.get_rank(pg) < 0:
+            return
+        state = self.states.get(pg)
+        if state is not None and (state.session is not None or pg.size() == 1 or not self._wanted(pg)):
+            return
+        device = device_of(pg)
+        session, missing = None, ""
+        world = pg is dist.group.WORLD
+        if pg.size() == 1:
+            missing = "group of one"
+        elif device is None:
+            missing = f"backend {dist.get_backend(pg)} has neither gloo nor nccl"
+        elif not self._wanted(pg) and not world:
+            missing = "no rule"
+        else:
+            session = open_session(
+                pg,
+                device,
+                arena_bytes=self.policy.arena_mib * MIB,
+                terms=self.policy.fields(),
+                transport=self._transport() if self._wanted(pg) else "torch",
+                timeout=min(group_timeout(pg, device), AGREEMENT),
+            )
+            if self.policy.problem:  # on all ranks alike, or they would not have agreed
+                raise BindError(f"the policy cannot be read:\n{self.policy.problem}")
+        if state is None:
+            self.states[pg] = GroupState(pg, pg.group_desc, device, session, missing)
+        else:
+            state.session, state.missing = session, missing
+            self.generation += 1
+
+    def _wanted(self, pg: dist.ProcessGroup) -> bool:
+        """Whether any rule may take calls of this group; a group that nothing is known of may be claimed later."""
+        known = roles.all_roles(pg)
+        compressing = [r for r in self.policy.rules if not r.native]
+        if not known:
+            return bool(compressing)
+        return any(s.role in ("*", *known) for r in compressing for s in r.on)
+
+    def _transport(self) -> str:
+        asked = {r.transport for r in self.policy.rules if not r.native}
+        return "torch" if asked == {"torch"} else "symm" if "symm" in asked else "auto"
+
+    def close(self, pg: dist.ProcessGroup | None) -> None:
+        """Forget a group (None: all of them), before it is destroyed."""
+        for gone in [pg] if pg is not None else list(self.states):
+            state = self.states.pop(gone, None)
+            if state is not None and state.session is not None:
+                getattr(state.session, "close", lambda: None)()
+
+    def claimed(self, pg: dist.ProcessGroup | None, role: str | None) -> None:
+        """A group got a role, on all of its ranks."""
+        pg = pg if pg is not None else dist.group.WORLD
+        if roles.claim(pg, role) and pg is not None:
+            self.generation += 1
+            if pg in self.states or pg in dist.distributed_c10d._world.pg_map:
+                self.open(pg)
+
+    def memory(self) -> list[traffic.Memory]:
+        """Wire memory of each group's session, and states of compressors."""
+        held = []
+        for state in list(self.states.values()):
+            if state.session is not None:
+                bounds = [*state.ops.values(), *(b for free in state.idle.values() for b in free)]
+                held.append(traffic.Memory(f"wires of {state.desc}", wire_memory(bounds)))
+                kept = sum(b.state_bytes() for b in bounds)
+                if kept:
+                    held.append(traffic.Memory(f"states of {state.desc}", kept))
+        return held
+
+    # ------------------------------------------------------------ one call
+
+    def decide(
+        self,
+        pg: dist.ProcessGroup,
+        op: str,
+        t: torch.Tensor,
+        count: int | None,
+        reduction: int = 0,
+        where: Hashable = None,
+        direction: str = "",
+    ) -> Taken | None:
+        """The rule that takes a call, or None for native (which is then on record). count: elements of the input, None where ranks may
+        differ; where: what else tells kinds apart (root, peer and tag)."""
+        state = self.states.get(pg)
+        if state is None:
+            traffic.record_native("-", op, "the group was made where coccl_dsl did not see it")
+            return None
+        why = roles.why_exact()
+        if why:
+            self.record_native(pg, op, why)
+            return None
+        running = roles.current()
+        key = (op, t.dtype, count, reduction, where, direction, running[0] if running else None)
+        kind = state.kinds.get(key)
+        if kind is None or kind.generation != self.generation:
+            kind = self._kind(state, key, kind, t, count, reduction, direction)
+        now = self.steps if self.policy.steps == "step()" else kind.calls
+        kind.calls += 1
+        for role, rule in kind.choices:
+            if now >= rule.after_step:
+                kind.role = role or state.desc
+                if not rule.native:
+                    return state, kind, rule
+                traffic.record_native(kind.role, op, f"rule {rule.number}")
+                return None
+        why = f"before after_step of rule {kind.choices[0][1].number}" if kind.choices else kind.why
+        traffic.record_native(kind.role, op, why)
+        return None
+
+    def record_native(self, pg: dist.ProcessGroup, op: str, why: str) -> None:
+        found = roles.roles_of(pg, op)
+        traffic.record_native(found[0] if found else pg.group_desc, op, why)
+
+    def _kind(
+        self,
+        state: GroupState,
+        key: Hashable,
+        old: Kind | None,
+        t: torch.Tensor,
+        count: int | None,
+        reduction: int,
+        direction: str,
+    ) -> Kind:
+        op = key[0]  # pyright: ignore
+        found = roles.roles_of(state.pg, op)
+        name = NAMES.get(t.dtype)
+        size = None if count is None else count * t.element_size()
+        call = Call(found, op, name or str(t.dtype).removeprefix("torch."), size, direction, state.desc)
+        choices: tuple[tuple[str, Rule], ...] = ()
+        why = unfit(t, count, reduction) or state.missing
+        if not why and state.device is not None and t.device.type != state.device.type:
+            why = f"{t.device.type} tensors of a group whose backend of choice is for {state.device.type}"
+        if not why:
+            choices, why = self.policy.meets(call)
+        role = choices[0][0] if choices else (found[0] if found else state.desc)
+        kind = Kind(role or state.desc, op, call, choices, why, self.generation, old.calls if old else 0)
+        saved = self.saved.pop(call_name(state, key), None)
+        if saved is not None:
+            kind.calls = int(saved)
+        with self._lock:
+            state.kinds[key] = kind
+        return kind
+
+    def bound(
+        self,
+        state: GroupState,
+        rule: Rule,
+        op: str,
+        t: torch.Tensor,
+        count: int,
+        reduce_op: str = "sum",
+        owner: Hashable = None,
+        **options: Any,
+    ) -> Bound:
+        """The op for a call that `rule` takes; the first of its kind binds it, locally."""
+        assert state.session is not None
+        if state.device != t.device:
+            raise CollectiveError(
+                f"{op} on {t.device}, but coccl_dsl agreed on {state.device} for this group: call torch.cuda.set_device(local_rank) before "
+                f"init_process_group, or pass device_id="
+            )
+        kind = {"send": "send_recv"}.get(op, op)
+        capacity = capacity_for(kind, count, state.pg.size())
+        key = (rule.number, op, t.dtype, reduce_op, capacity, owner, tuple(sorted(options.items())))
+        found = state.ops.get(key) if op != "send" else None  # a message in flight has an op of its own
+        if found is None:
+            if t.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise CollectiveError(
+                    f"this {op} of {count} elements of {t.dtype} has not been called yet, and cannot be bound under CUDA graph capture: call it "
+                    f"once before the capture"
+                )
+            found = self._bind(state, rule, kind, t, capacity, reduce_op, options)
+            if op != "send":
+                with self._lock:
+                    state.ops[key] = found
+        return found
+
+    def _bind(
+        self,
+        state: GroupState,
+        rule: Rule,
+        kind: str,
+        t: torch.Tensor,
+        capacity: int,
+        reduce_op: str,
+        options: dict[str, Any],
+    ) -> Bound:
+        session = state.session
+        assert session is not None
+        size = state.pg.size()
+        nodes = node_runs(session.hosts) or (size, 1)
+        chosen = select(rule, kind, t.dtype, capacity, size, nodes, t.device)
+        if chosen.mesh is not None:
+            options = {**options, "mesh": chosen.mesh}
+        op = session.bind(
+            chosen.collective,
+            dtype=t.dtype,
+            capacity=capacity,
+            compressors=chosen.compressors,
+            op=reduce_op,
+            **options,
+        )
+        log.debug("%s of %s: %r", kind, state.desc, op)
+        return Bound(op, chosen.collective.name, rule.compressor_text)
+
+
+def wire_memory(bounds: list[Bound]) -> int:
+    """Bytes of distinct storages that the ops' wires lie in."""
+    arenas = [b.op._executor.arena for b in bounds if b.op._executor is not None]
+    return sum({a.untyped_storage().data_ptr(): a.untyped_storage().nbytes() for a in arenas}.values())
+
+
+def call_name(state: GroupState, key: Any) -> str:
+    """A kind of call by a name that outlives the process."""
+    ranks = dist.get_process_group_ranks(state.pg)
+    digest = hashlib.blake2b(repr((state.desc, ranks, key)).encode(), digest_size=8).hexdigest()
+    return f"{state.desc}.{key[0]}.{digest}"
+
+
+REDUCTIONS = {0: "sum", 1: "avg"}
+_NAMES = {2: "PRODUCT", 3: "MIN", 4: "MAX", 5: "BAND", 6: "BOR", 7: "BXOR", 8: "PREMUL_SUM"}
+
+
+def unfit(t: torch.Tensor, count: int | None, reduction: int) -> str:
+    """Why a tensor cannot be compressed at all, or ""."""
+    if t.dtype not in NAMES:
+        return str(t.dtype).removeprefix("torch.")
+    if reduction not in REDUCTIONS:
+        return f"ReduceOp {_NAMES.get(reduction, reduction)}"
+    if t.layout != torch.strided:
+        return "sparse"
+    if t.device.type not in ("cpu", "cuda"):
+        return f"on {t.device.type}"
+    return "empty" if count == 0 else ""
+
+
+def device_of(pg: dist.ProcessGroup) -> torch.device | None:
+    """The device whose tensors may be compressed: of the nccl backend if the group has one, else of gloo."""
+    backends = {}
+    for device in pg._device_types:
+        name = pg._get_backend(device).name()
+        backends.setdefault(name.lower(), device)
+    if "nccl" in backends and torch.cuda.is_available():
+        bound = getattr(pg, "bound_device_id", None)
+        if bound is not None:
+            return bound
+        index = torch.cuda.current_device()
+        if index == 0 and "LOCAL_RANK" in os.environ:  # set_device often comes after init_process_group
+            index = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
+        return torch.device("cuda", index)
+    if "gloo" in backends:
+        return torch.device("cpu")
+    return None

@@ -1,0 +1,342 @@
+"""Kernels on torch's c10d operators, beneath autograd and above the devices: what a training script calls comes through here, groups stay
+native (form B of facts/torch_integration.md, sections 1 and 12).
+
+A kernel looks its call up (`Groups.decide`) and either hands it on untouched, with the GIL released, or runs an op of ours on the same
+tensors. What a call is decided by is known to all of its ranks alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import traffic
+from .exchange import all_to_all_parts
+from .groups import REDUCTIONS, Groups, Kind, Taken
+from .p2p import receive, send
+from .selection import Bound
+from .works import issue
+
+_PG = "__torch__.torch.classes.c10d.ProcessGroup process_group"
+_OP = "__torch__.torch.classes.c10d.ReduceOp reduce_op"
+_WORK = "__torch__.torch.classes.c10d.Work"
+_END = "bool async_op=True, int timeout=-1"
+# What torch 2.11 to 2.14 have. Another torch may pass other arguments, so it is left alone.
+SCHEMAS = {
+    "allreduce_": f"(Tensor[] tensors, {_PG}, {_OP}, Tensor? sparse_indices, {_END}) -> (Tensor[], {_WORK})",
+    "allreduce_coalesced_": f"(Tensor[] tensors, {_PG}, {_OP}, {_END}) -> {_WORK}",
+    "_allgather_base_": f"(Tensor output_tensor, Tensor input_tensor, {_PG}, {_END}) -> (Tensor, {_WORK})",
+    "allgather_into_tensor_coalesced_": f"(Tensor[] outputs, Tensor[] inputs, {_PG}, bool async_op=True) -> {_WORK}",
+    "allgather_": f"(Tensor[][] output_tensors, Tensor[] input_tensors, {_PG}, {_END}) -> (Tensor[][], {_WORK})",
+    "_reduce_scatter_base_": f"(Tensor output_tensor, Tensor input_tensor, {_PG}, {_OP}, {_END}) -> (Tensor, {_WORK})",
+    "reduce_scatter_tensor_coalesced_": f"(Tensor[] outputs, Tensor[] inputs, {_PG}, {_OP}, {_END}) -> {_WORK}",
+    "reduce_scatter_": f"(Tensor[] output_tensors, Tensor[][] input_tensors, {_PG}, {_OP}, {_END}) -> (Tensor[], {_WORK})",
+    "alltoall_base_": f"(Tensor output, Tensor input, {_PG}, int[] output_split_sizes, int[] input_split_sizes, {_END}) -> {_WORK}",
+    "alltoall_": f"(Tensor[] output_tensors, Tensor[] input_tensors, {_PG}, {_END}) -> (Tensor[], {_WORK})",
+    "broadcast_": f"(Tensor[] tensors, {_PG}, int root_rank, int root_tensor, {_END}) -> (Tensor[], {_WORK})",
+    "reduce_": f"(Tensor[] tensors, {_PG}, {_OP}, int root_rank, int root_tensor, {_END}) -> {_WORK}",
+    "send": f"(Tensor[] tensors, {_PG}, int dst, int tag) -> {_WORK}",
+    "recv_": f"(Tensor[] tensors, {_PG}, int src, int tag) -> {_WORK}",
+}
+_AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+
+def unknown_schemas() -> list[str]:
+    """Operators that this torch does not have, or has with other arguments."""
+    odd = []
+    for name, expected in SCHEMAS.items():
+        try:
+            found = str(torch._C._get_schema(f"c10d::{name}", ""))
+        except RuntimeError:
+            found = "not there"
+        if found != f"c10d::{name}{expected}":
+            odd.append(f"c10d::{name}: {found}")
+    return odd
+
+
+class Kernels:
+    """Installed while it lives; `remove` takes the kernels off again."""
+
+    def __init__(self, groups: Groups):
+        self.groups = groups
+        self._library = torch.library.Library("c10d", "IMPL")
+        kernels: dict[str, Callable[..., Any]] = {
+            "allreduce_": self.allreduce,
+            "allreduce_coalesced_": self.allreduce_coalesced,
+            "_allgather_base_": self.allgather_base,
+            "allgather_into_tensor_coalesced_": self.allgather_coalesced,
+            "allgather_": self.allgather_lists,
+            "_reduce_scatter_base_": self.reduce_scatter_base,
+            "reduce_scatter_tensor_coalesced_": self.reduce_scatter_coalesced,
+            "reduce_scatter_": self.reduce_scatter_lists,
+            "alltoall_base_": self.alltoall_base,
+            "alltoall_": self.alltoall_lists,
+            "broadcast_": self.broadcast,
+            "reduce_": self.reduce,
+            "send": self.send,
+            "recv_": self.recv,
+        }
+        assert kernels.keys() == SCHEMAS.keys()
+        for name, kernel in kernels.items():
+            native = getattr(torch.ops.c10d, name).default
+            self._library.impl(name, partial(kernel, native), "BackendSelect", with_keyset=True)
+
+    def remove(self) -> None:
+        self._library._destroy()
+
+    # ------------------------------------------------------------ one tensor
+
+    def allreduce(self, native, ks, tensors, so, rop, sparse=None, async_op=True, timeout=-1):
+        if len(tensors) == 1 and sparse is None:
+            t, pg = tensors[0], dist.ProcessGroup.unbox(so)
+            taken = self.groups.decide(pg, "all_reduce", t, t.numel(), rop.op())
+            if taken is not None:
+
+                def exact(x):
+                    return _wait(native.redispatch(ks & _AFTER, [x], so, rop, None, True, timeout), x)
+
+                run = self.call(taken, t, t, rop, exact)
+                return tensors, issue(pg, t.device, async_op, run, tensors, t).boxed()
+        return native.redispatch(ks & _AFTER, tensors, so, rop, sparse, async_op, timeout)
+
+    def allgather_base(self, native, ks, out, x, so, async_op=True, timeout=-1):
+        pg = dist.ProcessGroup.unbox(so)
+        taken = self.gathers(pg, x, out)
+        if taken is None:
+            return native.redispatch(ks & _AFTER, out, x, so, async_op, timeout)
+
+        def exact(given):
+            y = torch.empty_like(out)
+            return _wait(native.redispatch(ks & _AFTER, y, given, so, True, timeout), y)
+
+        run = self.call(taken, x, out, None, exact)
+        return out, issue(pg, x.device, async_op, run, [out], (x, out)).boxed()
+
+    def reduce_scatter_base(self, native, ks, out, x, so, rop, async_op=True, timeout=-1):
+        pg = dist.ProcessGroup.unbox(so)
+        taken = self.scatters(pg, x, out, rop)
+        if taken is None:
+            return native.redispatch(ks & _AFTER, out, x, so, rop, async_op, timeout)
+
+        def exact(given):
+            y = torch.empty_like(out)
+            return _wait(native.redispatch(ks & _AFTER, y, given, so, rop, True, timeout), y)
+
+        run = self.call(taken, x, out, rop, exact)
+        return out, issue(pg, x.device, async_op, run, [out], (x, out)).boxed()
+
+    def broadcast(self, native, ks, tensors, so, root, root_tensor, async_op=True, timeout=-1):
+        if len(tensors) == 1:
+            t, pg = tensors[0], dist.ProcessGroup.unbox(so)
+            taken = self.groups.decide(pg, "broadcast", t, t.numel(), where=root)
+            if taken is not None:
+
+                def exact(x):
+                    return _wait(native.redispatch(ks & _AFTER, [x], so, root, root_tensor, True, timeout), x)
+
+                run = self.call(taken, t, t, None, exact, root=root)
+                return tensors, issue(pg, t.device, async_op, run, tensors, t).boxed()
+        return native.redispatch(ks & _AFTER, tensors, so, root, root_tensor, async_op, timeout)
+
+    def reduce(self, native, ks, tensors, so, rop, root, root_tensor, async_op=True, timeout=-1):
+        if len(tensors) == 1:
+            t, pg = tensors[0], dist.ProcessGroup.unbox(so)
+            taken = self.groups.decide(pg, "reduce", t, t.numel(), rop.op(), where=root)
+            if taken is not None:
+                run = self.call(taken, t, t if pg.rank() == root else None, rop, None, root=root)
+                return issue(pg, t.device, async_op, run, tensors, t).boxed()
+        return native.redispatch(ks & _AFTER, tensors, so, rop, root, root_tensor, async_op, timeout)
+
+    # ------------------------------------------------------------ coalesced: each tensor on its own
+
+    def allreduce_coalesced(self, native, ks, tensors, so, rop, async_op=True, timeout=-1):
+        def rest(some):
+            return native.redispatch(ks & _AFTER, [x for x, _ in some], so, rop, async_op, timeout)
+
+        def decide(x, _):
+            return self.groups.decide(dist.ProcessGroup.unbox(so), "all_reduce", x, x.numel(), rop.op())
+
+        return self.coalesced(so, [(t, t) for t in tensors], decide, rop, rest, async_op)
+
+    def allgather_coalesced(self, native, ks, outs, inputs, so, async_op=True):
+        def rest(some):
+            return native.redispatch(ks & _AFTER, [y for _, y in some], [x for x, _ in some], so, async_op)
+
+        def decide(x, y):
+            return self.gathers(dist.ProcessGroup.unbox(so), x, y)
+
+        return self.coalesced(so, list(zip(inputs, outs, strict=True)), decide, None, rest, async_op)
+
+    def reduce_scatter_coalesced(self, native, ks, outs, inputs, so, rop, async_op=True, timeout=-1):
+        def rest(some):
+            return native.redispatch(
+                ks & _AFTER, [y for _, y in some], [x for x, _ in some], so, rop, async_op, timeout
+            )
+
+        def decide(x, y):
+            return self.scatters(dist.ProcessGroup.unbox(so), x, y, rop)
+
+        return self.coalesced(so, list(zip(inputs, outs, strict=True)), decide, rop, rest, async_op)
+
+    def coalesced(self, so, pairs, decide, rop, rest, async_op):
+        """rest: runs some of the pairs natively and returns their boxed Work."""
+        taken = [decide(x, y) for x, y in pairs]
+        if not any(taken):
+            return rest(pairs)
+        runs = [self.call(t, x, y, rop, None) for t, (x, y) in zip(taken, pairs, strict=True) if t is not None]
+        left = [p for t, p in zip(taken, pairs, strict=True) if t is None]
+
+        def run() -> None:
+            for one in runs:
+                one()
+            if left:
+                dist.Work.unbox(rest(left)).wait()
+
+        pg = dist.ProcessGroup.unbox(so)
+        return issue(pg, pairs[0][0].device, async_op, run, [y for _, y in pairs], pairs).boxed()
+
+    # ------------------------------------------------------------ lists
+
+    def allgather_lists(self, native, ks, outs, inputs, so, async_op=True, timeout=-1):
+        if len(inputs) == 1 and len(outs) == 1:
+            pg, x, parts = dist.ProcessGroup.unbox(so), inputs[0], outs[0]
+            even = len(parts) == pg.size() and all(p.numel() == x.numel() and p.dtype == x.dtype for p in parts)
+            taken = self.gathers(pg, x, None) if even else self.uneven(pg, "all_gather", x)
+            if taken is not None:
+
+                def run() -> None:
+                    joined = x.new_empty(len(parts) * x.numel())
+                    self.call(taken, x, joined, None, None)()
+                    for part, piece in zip(parts, joined.chunk(len(parts)), strict=True):
+                        part.detach().copy_(piece.view(part.shape))
+
+                return outs, issue(pg, x.device, async_op, run, outs, (inputs, outs)).boxed()
+        return native.redispatch(ks & _AFTER, outs, inputs, so, async_op, timeout)
+
+    def reduce_scatter_lists(self, native, ks, outs, inputs, so, rop, async_op=True, timeout=-1):
+        if len(inputs) == 1 and len(outs) == 1:
+            pg, out, parts = dist.ProcessGroup.unbox(so), outs[0], inputs[0]
+            even = len(parts) == pg.size() and all(p.numel() == out.numel() and p.dtype == out.dtype for p in parts)
+            if even:
+                count = len(parts) * out.numel()
+                taken = self.groups.decide(pg, "reduce_scatter", out, count, rop.op())
+            else:
+                taken = self.uneven(pg, "reduce_scatter", out)
+            if taken is not None:
+
+                def run() -> None:
+                    joined = torch.cat([p.detach().reshape(-1) for p in parts])
+                    self.call(taken, joined, out, rop, None)()
+
+                return outs, issue(pg, out.device, async_op, run, outs, (inputs, outs)).boxed()
+        return native.redispatch(ks & _AFTER, outs, inputs, so, rop, async_op, timeout)
+
+    def uneven(self, pg: dist.ProcessGroup, op: str, t: torch.Tensor) -> None:
+        self.groups.record_native(pg, op, "tensors of different sizes")
+
+    # ------------------------------------------------------------ all to all
+
+    def alltoall_base(self, native, ks, out, x, so, out_splits, in_splits, async_op=True, timeout=-1):
+        pg = dist.ProcessGroup.unbox(so)
+        taken = self.groups.decide(pg, "all_to_all", x, None)
+        if taken is None or out.dtype != x.dtype:
+            return native.redispatch(ks & _AFTER, out, x, so, out_splits, in_splits, async_op, timeout)
+        run = all_to_all_parts(self, taken, x, out, list(in_splits), list(out_splits))
+        return issue(pg, x.device, async_op, run, [out], (x, out)).boxed()
+
+    def alltoall_lists(self, native, ks, outs, inputs, so, async_op=True, timeout=-1):
+        pg = dist.ProcessGroup.unbox(so)
+        taken = self.groups.decide(pg, "all_to_all", inputs[0], None) if inputs else None
+        if taken is None:
+            return native.redispatch(ks & _AFTER, outs, inputs, so, async_op, timeout)
+
+        def run() -> None:
+            x = torch.cat([t.detach().reshape(-1) for t in inputs])
+            y = x.new_empty(sum(t.numel() for t in outs))
+            all_to_all_parts(self, taken, x, y, [t.numel() for t in inputs], [t.numel() for t in outs])()
+            for t, piece in zip(outs, y.split([t.numel() for t in outs]), strict=True):
+                t.detach().copy_(piece.view(t.shape))
+
+        return outs, issue(pg, inputs[0].device, async_op, run, outs, (inputs, outs)).boxed()
+
+    # ------------------------------------------------------------ two ranks
+
+    def send(self, native, ks, tensors, so, dst, tag):
+        work = send(self.groups, dist.ProcessGroup.unbox(so), tensors, dst, tag)
+        return work.boxed() if work is not None else native.redispatch(ks & _AFTER, tensors, so, dst, tag)
+
+    def recv(self, native, ks, tensors, so, src, tag):
+        work = receive(self.groups, dist.ProcessGroup.unbox(so), tensors, src, tag)
+        return work.boxed() if work is not None else native.redispatch(ks & _AFTER, tensors, so, src, tag)
+
+    # ------------------------------------------------------------ shared
+
+    def gathers(self, pg: dist.ProcessGroup, x: torch.Tensor, out: torch.Tensor | None) -> Taken | None:
+        if out is not None and (out.numel() != x.numel() * pg.size() or out.dtype != x.dtype):
+            return None  # torch says what is wrong
+        return self.groups.decide(pg, "all_gather", x, x.numel())
+
+    def scatters(self, pg: dist.ProcessGroup, x: torch.Tensor, out: torch.Tensor, rop: Any) -> Taken | None:
+        if x.numel() != out.numel() * pg.size() or out.dtype != x.dtype:
+            return None
+        return self.groups.decide(pg, "reduce_scatter", x, x.numel(), rop.op())
+
+    def call(
+        self,
+        taken: Taken,
+        x: torch.Tensor,
+        out: torch.Tensor | None,
+        rop: Any,
+        exact: Callable[[torch.Tensor], torch.Tensor] | None,
+        **options: Any,
+    ) -> Callable[[], None]:
+        """What runs the op on x into out (None: into nothing). exact: the native result for an input, for debug mode."""
+        state, kind, rule = taken
+        reduction = REDUCTIONS[rop.op()] if rop is not None else "sum"
+        bound = self.groups.bound(state, rule, kind.op, x, x.numel(), reduction, **options)
+
+        def run() -> None:
+            given = x.detach()
+            checked = exact is not None and self.checks(kind, x)
+            before = given.clone() if checked else None
+            with ranged(kind, bound):
+                if out is None or out.is_contiguous():
+                    bound.op(given, out.detach() if out is not None else None)
+                else:
+                    out.detach().copy_(bound.op(given.contiguous()).view(out.shape))
+            traffic.record(kind.role, kind.op, bound.algorithm, bound.compressor, *bound.sizes(x.numel()))
+            if before is not None and exact is not None and out is not None:
+                self.compare(kind, bound, out, exact(before))
+
+        return run
+
+    def checks(self, kind: Kind, x: torch.Tensor) -> bool:
+        every = self.groups.policy.debug_every
+        if not every or kind.calls % every:
+            return False
+        return x.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+
+    def compare(self, kind: Kind, bound: Bound, out: torch.Tensor, right: torch.Tensor) -> None:
+        right = right.detach().double()
+        size = float(right.norm())
+        off = float((out.detach().double() - right).norm())
+        relative = off / size if size else off
+        traffic.record_error(kind.role, kind.op, bound.algorithm, bound.compressor, relative)
+
+
+def _wait(result: Any, value: torch.Tensor) -> torch.Tensor:
+    """Wait for a boxed Work, alone or after the outputs."""
+    dist.Work.unbox(result[-1] if isinstance(result, Sequence) else result).wait()
+    return value
+
+
+def ranged(kind: Kind, bound: Bound) -> Any:
+    """A range in profiles, named by role and plan, while a profiler runs."""
+    if not torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
+        return nullcontext()
+    return torch.profiler.record_function(f"coccl {kind.role}.{kind.op} {bound.algorithm} {bound.compressor}")

@@ -1,0 +1,85 @@
+"""From a rule and a kind of call to a bound collective: which algorithm, which compressors, which mesh. Local, and the same on all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+
+from ..pipeline import Collective, load
+from ..plan.model import CPU, GPU
+from ..plan.ops import Plan
+from ..plan.show import sent_bytes
+from ..policy.model import Rule
+from ..policy.read import rebound
+from ..runtime.dtypes import dtype_name
+from ..runtime.op import Op
+from ..wire.codec import TYPES
+from ..wire.layout import bits_per_value
+from .choose import CANDIDATES, choose
+
+loaded = lru_cache(maxsize=None)(load)
+
+
+@dataclass
+class Bound:
+    """An op with what the report says of it."""
+
+    op: Op
+    algorithm: str
+    compressor: str
+    _sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def sizes(self, count: int) -> tuple[int, int]:
+        """(raw bytes, wire bytes) that this rank sends in a call of `count` elements."""
+        found = self._sizes.get(count)
+        if found is None:
+            plan = self.op.plan
+            sent, plain = sent_bytes(plan, count) if isinstance(plan, Plan) else (0, 0)
+            found = self._sizes[count] = (plain, sent)
+        return found
+
+    def state_bytes(self) -> int:
+        """Of the states that the op's compressors keep."""
+        executor = self.op._executor
+        states = executor.states.values() if executor is not None else ()
+        return sum(t.nbytes for s in states for pair in s.tensors.values() for t in pair)
+
+
+@dataclass(frozen=True)
+class Selected:
+    collective: Collective
+    compressors: dict[str, str]
+    mesh: dict[str, int] | None
+
+
+def select(
+    rule: Rule, kind: str, dtype: torch.dtype, count: int, size: int, nodes: tuple[int, int], device: torch.device
+) -> Selected:
+    """kind: as in `CANDIDATES`. count: elements of the input; size: ranks; nodes: (nodes, ranks a node)."""
+    name = dtype_name(dtype)
+    algorithm = rule.algorithm
+    if algorithm == "auto":
+        algorithm = _quickest(rule, kind, name, count, size, nodes, device)
+    collective = loaded(algorithm)
+    if isinstance(rule.compressor, str):
+        compressors = rebound(collective, rule.compressor, name)
+    else:
+        compressors = dict(rule.compressor)
+    mesh = dict(zip(collective.axes, nodes, strict=True)) if collective.axes else None
+    return Selected(collective, compressors, mesh)
+
+
+def _quickest(
+    rule: Rule, kind: str, dtype: str, count: int, size: int, nodes: tuple[int, int], device: torch.device
+) -> str:
+    assert isinstance(rule.compressor, str)
+    if kind == "all_to_all":  # parts may differ in size, so they go straight to their ranks
+        return "all_to_all_direct"
+    first = loaded(CANDIDATES[kind][0].name)
+    codecs = first.program(dtype, dict.fromkeys(first.program(dtype).codecs, rule.compressor)).codecs.values()
+    ratio = max(bits_per_value(c) for c in codecs) / TYPES[dtype][0]
+    plain = count * TYPES[dtype][0] / 8 * (size if kind == "all_gather" else 1)
+    links = GPU if device.type == "cuda" else CPU
+    return choose(kind, *nodes, plain, ratio, links, rule.compressor == "raw").name
