@@ -18,6 +18,7 @@ SECTIONS = {
     "E3": "The proof",
     "E4": "Compressors",
     "E5": "Binding",
+    "E6": "Policies",
 }
 HEAD = """\
 # Errors

@@ -178,8 +178,8 @@ class _Reader:
         if names is not None and (not isinstance(names, list) or not names):
             self.wrong((*path, "dtype"), f"`dtype` is {asked!r}", f"one of {', '.join(DTYPES)}, or a list of these")
             names = None
-        for name in names or ():
-            self.one_of((*path, "dtype"), name, DTYPES, "`dtype`")
+        if names is not None:
+            names = [n for n in names if self.one_of((*path, "dtype"), n, DTYPES, "`dtype`")] or None
         asked_least, most = self.size(given, path, "min_bytes"), self.size(given, path, "max_bytes")
         least = asked_least if asked_least is not None else 0 if given.get("compressor") == NATIVE else MIN_BYTES
         if most is not None and most < least:

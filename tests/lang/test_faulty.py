@@ -15,10 +15,11 @@ import pytest
 from coccl_dsl.diagnostics import CATALOGUE, CompileError
 from coccl_dsl.lang.files import read
 from coccl_dsl.pipeline import load
+from coccl_dsl.policy import read_policy
 from tests.lang.compressor_texts import compile_compressors
 
 FAULTY = Path(__file__).parent / "faulty"
-FILES = sorted([*FAULTY.glob("*.coll"), *FAULTY.glob("*.comp")])
+FILES = sorted(f for kind in ("coll", "comp", "toml") for f in FAULTY.glob(f"*.{kind}"))
 # Codes that no text can give: a world is chosen at bind.
 NOT_BY_A_TEXT = {"E314"}
 
@@ -42,6 +43,8 @@ def complaint(path: Path) -> CompileError:
     with pytest.raises(CompileError) as e:
         if path.suffix == ".comp":
             compile_compressors(read(path), dtype)
+        elif path.suffix == ".toml":
+            read_policy(path)
         else:
             rebound = dict([options["set"].split(":", 1)]) if "set" in options else {}
             load(path, rebound).check(dtype=dtype, op=options.get("op", "sum"))
