@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .codegen.codec_api import codec
     from .diagnostics import CompileError
+    from .notebook.explore import explore
     from .pipeline import Collective, compile, compile_text
     from .runtime.errors import BindError, CollectiveError, CollectiveTimeout
     from .runtime.op import LocalGroup, Op
@@ -51,6 +52,7 @@ _LAZY = {
     "all_to_all": "coccl_dsl.torch.functions",
     "broadcast": "coccl_dsl.torch.functions",
     "explain": "coccl_dsl.torch.functions",
+    "explore": "coccl_dsl.notebook.explore",
     "recv": "coccl_dsl.torch.functions",
     "reduce": "coccl_dsl.torch.functions",
     "reduce_scatter": "coccl_dsl.torch.functions",
@@ -75,6 +77,7 @@ __all__ = [
     "disable",
     "enable",
     "explain",
+    "explore",
     "recv",
     "reduce",
     "reduce_scatter",
@@ -82,6 +85,13 @@ __all__ = [
     "simulate",
     "step",
 ]
+
+
+def load_ipython_extension(ip: Any) -> None:
+    """`%load_ext coccl_dsl`: %%coll, %%comp and %coll_bench."""
+    from .notebook import load_ipython_extension
+
+    load_ipython_extension(ip)
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NoReturn
 
+from .shown import Shown
+
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -239,7 +241,7 @@ def _excerpt(span: Span, label: str) -> list[str]:
     return [f"{gutter}{text}".rstrip(), f"{mark} {label}".rstrip()]
 
 
-class CompileError(Exception):
+class CompileError(Shown, Exception):
     """What is wrong with a text: all diagnostics that could be found, in order of position."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]):
@@ -249,6 +251,12 @@ class CompileError(Exception):
     @property
     def codes(self) -> tuple[str, ...]:
         return tuple(d.code for d in self.diagnostics)
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows under the cell: the text with its carets, in colour, instead of a traceback."""
+        from .pictures.coloured import ansi, error_pieces
+
+        return ansi(error_pieces(self)).split("\n")
 
 
 class Sink:

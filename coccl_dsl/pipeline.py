@@ -36,6 +36,7 @@ from .plan.credits import assign_credits
 from .plan.ops import Plan
 from .plan.schedule import make_plan
 from .plan.verify import verify
+from .shown import Printed
 from .wire.codec import DTYPES, Codec
 from .wire.compile import compile_codec
 from .wire.scope import Scope, bind
@@ -87,7 +88,7 @@ def op_factor(op: str, world: int) -> float | None:
     )
 
 
-class Collective:
+class Collective(Printed):
     """A checked algorithm, ready to be planned for a world or bound to a group.
 
     name, kind  as in the file
@@ -246,6 +247,7 @@ class Collective:
         fuse        False runs every operation on its own: slower, the same bits
         backend     auto (Triton on CUDA, eager torch on the CPU), eager or triton
         min_bytes   all_to_all: what goes to a peer is sent raw where it takes fewer bytes in the tensor's dtype
+        arena_bytes   at most so many bytes of wire memory a rank; calls that need more run in passes, one after the other
         source, target, tag   send_recv in a group of any size: the peer's group rank, see `runtime/pair.py`; only two ranks bind
         any other   a compressor of the text, rebound: q="int8(group=512)"
 

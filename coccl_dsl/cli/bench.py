@@ -32,8 +32,9 @@ def size(text: str) -> int:
     return int(value)
 
 
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+def parser(made: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The command line. made: another class where a mistake must not end the process, as in a notebook."""
+    p = made(
         prog="coccl-bench",
         description="Compiled collectives beside NCCL: times, bandwidths, ratio to NCCL on the same dtype and on float32, share of what the wire allows. Every result is compared with simulate bit for bit.",
         epilog="example: coccl-bench all_reduce --set int8 int4 -b 16M -e 256M -f 4 --mode graph eager --json out.json",

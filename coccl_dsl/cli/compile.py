@@ -19,6 +19,7 @@ from ..wire.codec import DTYPES
 if TYPE_CHECKING:
     from .show import Facts
 
+PICTURES = ("steps", "timeline", "links", "wire")
 EMITS = ("ast", "plan", "json", "triton", "ptx", "wire")
 DEFAULT_RANKS = 4
 DEFAULT_AXIS = 2
@@ -30,6 +31,7 @@ examples:
   coccl-compile three_shot --mesh node=2,local=4 --emit plan
   coccl-compile ring_q4 --run 4                      all-reduce real gradients with 4 processes on this machine
   coccl-compile int4.comp --emit wire                the bytes of a compressor's wire
+  coccl-compile ring_q4 --draw ring.svg              a picture of its steps; with a compressor, of its wire
   coccl-compile my/ring.coll --format --write        lay the text out, in place
 """
 
@@ -81,9 +83,14 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--check", action="store_true", help="only prove it, for the default worlds and the one given")
     what.add_argument("--emit", choices=EMITS, help="print one form of it instead of writing the module")
     what.add_argument("--explain", action="store_true", help="print a table of its steps instead of writing the module")
+    what.add_argument("--draw", type=Path, metavar="FILE", help="draw it, as FILE.svg or FILE.png")
     what.add_argument("--run", type=_count, metavar="N", help="run it for real with N processes on this machine")
     what.add_argument("--format", action="store_true", help="print the text in the one layout")
     p.add_argument("--write", action="store_true", help="with --format: change the file instead of printing")
+    p.add_argument(
+        "--picture", choices=PICTURES, help="with --draw: steps (default), timeline, links, or wire (of a compressor)"
+    )
+    p.add_argument("--slices", type=_count, metavar="N", help="with --picture timeline: slices in flight (1)")
     p.add_argument("-o", "--out", metavar="DIR", type=Path, default=Path("build"), help="folder of the module (build)")
     world = p.add_argument_group("the world, and what is bound")
     world.add_argument("--ranks", type=_count, metavar="N", help="how many ranks (4)")
@@ -196,6 +203,10 @@ def _collective(target: Target, args: argparse.Namespace, settings: dict[str, st
             dtype,
             settings,
         )
+    if args.draw:
+        from .draw import draw
+
+        return draw(collective, world, dtype, args)
     facts = show.facts(collective, world, dtype, args.rank, args.count)
     if args.explain:
         show.print_steps(facts)
@@ -229,12 +240,19 @@ def _write_module(collective: Collective, facts: Facts, folder: Path) -> None:
 
 
 def _compressors(target: Target, args: argparse.Namespace, settings: dict[str, str]) -> int:
-    """A .comp file: --check (also the default), --emit ast or wire."""
+    """A .comp file: --check (also the default), --emit ast or wire, --draw."""
     from . import emit, show
+
+    if args.draw:
+        from .draw import draw_wires
+
+        return draw_wires(
+            {c.definition.name: c.codec for c in show.compressors(target.path, settings, args.dtype)}, args
+        )
 
     if args.run or args.explain or args.emit not in (None, "ast", "wire"):
         raise ValueError(
-            f"{target.path.name} holds compressors: --check, --format, --emit ast and --emit wire work on it"
+            f"{target.path.name} holds compressors: --check, --draw, --format, --emit ast and --emit wire work on it"
         )
     for checked in show.compressors(target.path, settings, args.dtype):
         if args.emit == "ast":
@@ -273,9 +291,14 @@ def main(argv: list[str] | None = None) -> int:
         args = p.parse_args(argv)
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else 2
-    if args.write and not args.format:
-        print("coccl-compile: error: --write belongs to --format", file=sys.stderr)
-        return 2
+    for given, belongs, name, option in (
+        (args.write, args.format, "--write", "--format"),
+        (args.picture, args.draw, "--picture", "--draw"),
+        (args.slices, args.picture == "timeline", "--slices", "--picture timeline"),
+    ):
+        if given and not belongs:
+            print(f"coccl-compile: error: {name} belongs to {option}", file=sys.stderr)
+            return 2
     try:
         target = find_target(args.file)
         settings = dict(args.set)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from ..diagnostics import CompileError
 from ..lang.parse import parse_binding
 from ..plan.ops import Signature
+from ..shown import Printed
 from ..wire import layout
 from ..wire.codec import DTYPES, Codec
 from ..wire.compile import compile_codec
@@ -37,7 +39,7 @@ class Wire:
         return self.data.numel()
 
 
-class BoundCodec:
+class BoundCodec(Printed):
     """A compressor with its parameters, for tensors of f32, bf16 and f16 (or of the one dtype it was made for). Made by `codec`."""
 
     def __init__(self, text: str, dtype: torch.dtype | None, seed: int):
@@ -69,6 +71,9 @@ class BoundCodec:
     def __repr__(self) -> str:
         return f"codec({self.name!r})"
 
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return self.compiled()._repr_mimebundle_()
+
     @property
     def bits_per_value(self) -> float:
         """Bits on the wire an element, over whole frames. Raises ValueError where it depends on a dtype that was not given."""
@@ -76,6 +81,10 @@ class BoundCodec:
         if len(bits) > 1:
             raise ValueError(f"bits of {self.name} depend on the tensor's dtype: codec(..., dtype=torch.bfloat16)")
         return bits.pop()
+
+    def compiled(self, dtype: str = "bf16") -> Codec:
+        """The compressor as it is for tensors of `dtype`, or of the first dtype that it takes: fields, claims, layout."""
+        return self._compiled.get(dtype) or next(iter(self._compiled.values()))
 
     def _for(self, dtype: torch.dtype) -> Codec:
         name = _dtype_name(dtype)

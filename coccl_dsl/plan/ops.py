@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..shown import Printed
 from ..wire.codec import Codec
 
 SCHEMA = 1
@@ -208,8 +209,8 @@ class Credits:
     grants: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Printed):
     """One rank's plan. mapped: peers whose memory is mapped here. slots[i] lists the wires and scratches (as ("wire", id) or ("scratch", id)) that share slot i in turn."""
 
     name: str
@@ -232,6 +233,9 @@ class Plan:
     states: dict[StateRef, str] = field(default_factory=dict)
     mapped: frozenset[int] = frozenset()
     credits: Credits | None = None
+
+    def __repr__(self) -> str:
+        return f"Plan({self.name} : {self.kind}, rank {self.rank} of {self.world}, {self.dtype}, {self.op}, {len(self.steps)} steps)"
 
     @property
     def launches(self) -> int:

@@ -7,7 +7,7 @@ through a compressor, cast, turn into a basis. So a fault in lowering, fusing, s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -53,12 +53,15 @@ class Compression:
 @dataclass(frozen=True)
 class SimTrace:
     """outputs: one tensor a rank. bounds: float32, same shapes: no element is further from the exact result than this. exact: float64
-    results without compression. compressions: every distinct compress."""
+    results without compression. compressions: every distinct compress. run: the checker's trace (None in a group of one), and value: the
+    float32 values of a number of it, with their basis."""
 
     outputs: list[torch.Tensor]
     bounds: list[torch.Tensor]
     exact: list[torch.Tensor]
     compressions: list[Compression]
+    run: Trace | None = None
+    value: Callable[[int], tuple[torch.Tensor, int]] | None = None
 
 
 class _Evaluator:
@@ -304,7 +307,7 @@ def simulate(
     state.values.update(work.new)
     if trace:
         exact = [_exact(collective.kind, tensors, rank, factor, root, cuts) for rank in range(n)]
-        return SimTrace(outputs, limits, exact, work.compressions)
+        return SimTrace(outputs, limits, exact, work.compressions, run, work.value)
     return outputs
 
 

@@ -67,6 +67,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..shown import Shown
+
 FRAME = 32768
 
 # name -> (bits, is integer)
@@ -171,7 +173,7 @@ class ClaimSpec:
 
 
 @dataclass(frozen=True, eq=False)
-class Codec:
+class Codec(Shown):
     """A compressor with its parameters bound, for one tensor dtype.
 
     fields      in wire order: array fields, then group fields, then frame fields
