@@ -66,6 +66,7 @@ class Rule:
     after_step  the first step (or call of a kind) that the rule is for
     compressor  "native", a compressor, or (name in the algorithm, compressor) pairs
     transport   auto, symm or torch
+    stateful    its compressor keeps a state
     """
 
     number: int
@@ -79,6 +80,7 @@ class Rule:
     compressor: str | tuple[tuple[str, str], ...]
     algorithm: str
     transport: str
+    stateful: bool = False
 
     @property
     def native(self) -> bool:
@@ -131,6 +133,10 @@ class Policy:
     def idle(self) -> bool:
         """Nothing to do, so nothing is installed."""
         return not self.rules and self.log is None and not self.debug and not self.problem
+
+    def rule_of(self, role: str, op: str) -> Rule | None:
+        """The first rule for a role's op, whatever its sizes."""
+        return next((r for r in self.rules if any(s.takes(role, op, "") for s in r.on)), None)
 
     def meets(self, call: Call) -> tuple[tuple[tuple[str, Rule], ...], str]:
         """The rules that may take the call, in order, each with the role it sees: the first whose after_step has come is it. The list ends

@@ -191,14 +191,14 @@ class _Reader:
             return None
         compressor = given["compressor"]
         dtypes = self.runs(path, given, on, tuple(names) if names is not None else None)
-        self.fits(path, given, on)
+        stateful = self.fits(path, given, on)
         if len(self.sink.found) > before:
             return None
         if isinstance(compressor, dict):
             compressor = tuple(sorted(compressor.items()))
         line = self.source.position(self.place(path).key.start)[0]
         algorithm = given.get("algorithm", "auto")
-        return Rule(i + 1, line, on, group, dtypes, least, most, after, compressor, algorithm, transport)
+        return Rule(i + 1, line, on, group, dtypes, least, most, after, compressor, algorithm, transport, stateful)
 
     def selectors(self, path: KeyPath, value: Any) -> tuple[Selector, ...]:
         found = []
@@ -314,8 +314,8 @@ class _Reader:
                 return None
         return made
 
-    def fits(self, path: KeyPath, given: dict[str, Any], on: tuple[Selector, ...]) -> None:
-        """Combinations that cannot run."""
+    def fits(self, path: KeyPath, given: dict[str, Any], on: tuple[Selector, ...]) -> bool:
+        """Complain of combinations that cannot run; whether a compressor keeps a state."""
         ops = {s.op for s in on}
         if given.get("transport") == "symm" and "send" in ops:
             self.wrong((*path, "transport"), "send runs over torch's own backend, not symm", code="E603")
@@ -326,14 +326,23 @@ class _Reader:
                 "`min_bytes` is: parts below it go raw",
                 code="E603",
             )
+        stateful = False
         for text in _values(given["compressor"]):
-            if text == NATIVE:
+            if text == NATIVE or not isinstance(text, str):
                 continue
             try:
                 made = compile_codec(bind(parse_binding(text), Scope()), "f32")
             except CompileError:
                 continue  # told elsewhere, where it is asked for
             unnamed = [s for s in on if (s.role, s.op) not in NAMED]
+            stateful = stateful or made.stateful
+            if made.stateful and any(s.role == "dp" for s in on) and not text.startswith("error_feedback("):
+                self.wrong(
+                    (*path, "compressor"),
+                    f"`{text}` keeps a state that DDP's hook does not",
+                    "error_feedback(...) is what dp.all_reduce takes",
+                    code="E603",
+                )
             if made.stateful and unnamed:
                 self.wrong(
                     (*path, "on"),
@@ -342,6 +351,7 @@ class _Reader:
                     item=str(unnamed[0]),
                     code="E603",
                 )
+        return stateful
 
 
 def rebound(collective: Collective, compressor: str, dtype: str) -> dict[str, str]:

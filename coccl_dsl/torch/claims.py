@@ -10,8 +10,11 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
 from ..runtime.dispatch import resolve
 from . import roles
+from .calls import op_text
 from .p2p import mark
 from .patches import Patches
 
@@ -19,9 +22,25 @@ if TYPE_CHECKING:
     from .groups import Groups
 
 
+REDUCING = (
+    "allreduce",
+    "allreduce_coalesced",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+)
+
+
 def install(patches: Patches, groups: Groups) -> None:
     """Wrap what is imported, and what will be."""
     own = _Claims(patches, groups)
+    for name in REDUCING:
+        patches.wrap(dist.ProcessGroup, name, own.premul)
+    patches.wrap(dist.ProcessGroup, "_start_coalescing", own.coalescing(1))
+    patches.wrap(dist.ProcessGroup, "_end_coalescing", own.coalescing(-1))
     patches.on_import("torch.distributed.device_mesh", own.device_mesh)
     patches.on_import("torch.nn.parallel.distributed", own.ddp)
     patches.on_import("torch.distributed.fsdp._fully_shard._fsdp_param_group", own.fsdp2)
@@ -36,6 +55,32 @@ def install(patches: Patches, groups: Groups) -> None:
 class _Claims:
     def __init__(self, patches: Patches, groups: Groups):
         self.patches, self.groups = patches, groups
+
+    def premul(self, native):
+        """Operators see that an op is PREMUL_SUM, and not its factor."""
+
+        def call(pg: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            options = kwargs.get("opts", args[-1] if args else None)
+            asked = getattr(options, "reduceOp", None)
+            if asked is None or asked != dist.ReduceOp.PREMUL_SUM:
+                return native(pg, *args, **kwargs)
+            with roles.premultiplied(op_text(asked)):
+                return native(pg, *args, **kwargs)
+
+        return call
+
+    def coalescing(self, change: int):
+        """Between these two a backend holds messages back, so that an op of several steps cannot run."""
+
+        def make(native):
+            def call(pg: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+                made = native(pg, *args, **kwargs)
+                roles.coalesce(change)
+                return made
+
+            return call
+
+        return make
 
     def device_mesh(self, module: ModuleType) -> None:
         """A dimension that spans the whole world reuses the default group, whose description says nothing."""
@@ -66,11 +111,41 @@ class _Claims:
             return call
 
         self.patches.wrap(module.DistributedDataParallel, "__init__", make)
+        self.patches.wrap(module.DistributedDataParallel, "register_comm_hook", self._hooked)
+        self.patches.wrap(module.DistributedDataParallel, "forward", self._first_forward)
+
+    def _hooked(self, native):
+        def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+            model.coccl_dsl_hooked = True
+            return native(model, *args, **kwargs)
+
+        return call
+
+    def _first_forward(self, native):
+        """A rule with a compressor that keeps a state becomes DDP's hook, which knows the parameters, unless the user has one by now."""
+
+        def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+            if not getattr(model, "coccl_dsl_hooked", False):
+                model.coccl_dsl_hooked = True
+                rule = self.groups.policy.rule_of("dp", "all_reduce")
+                if rule is not None and rule.stateful:
+                    from .ddp import DDPState, ddp_hook
+
+                    inner = rule.compressor_text.removeprefix("error_feedback(").removesuffix(")")
+                    state = DDPState(
+                        inner, rule.algorithm, model.process_group, error_feedback=True, after_step=rule.after_step
+                    )
+                    model.coccl_dsl_state = state
+                    model.register_comm_hook(state, ddp_hook)
+            return native(model, *args, **kwargs)
+
+        return call
 
     def fsdp2(self, module: ModuleType) -> None:
         def make(native):
             def call(own: Any, *args: Any, **kwargs: Any) -> None:
                 native(own, *args, **kwargs)
+                own.coccl_dsl_number = self.groups.number()
                 info = own.mesh_info
                 shard, replicate = (getattr(info, f"{w}_process_group", None) for w in ("shard", "replicate"))
                 if shard is not None:
@@ -83,7 +158,7 @@ class _Claims:
 
         def within(native):
             def call(own: Any, *args: Any, **kwargs: Any) -> Any:
-                with roles.running("fsdp", own):
+                with roles.running("fsdp", getattr(own, "coccl_dsl_number", None)):
                     return native(own, *args, **kwargs)
 
             return call

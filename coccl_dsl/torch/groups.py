@@ -7,13 +7,14 @@ the first call of a kind compiles and binds locally and communicates nothing (de
 
 from __future__ import annotations
 
-import hashlib
+import json
 import logging
 import os
 import threading
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,13 +38,15 @@ AGREEMENT = timedelta(minutes=5)
 
 @dataclass(slots=True)
 class Kind:
-    """One kind of call of a group. choices: rules that may take it, in order; why: the reason where there is none. calls: so far."""
+    """One kind of call of a group. choices: rules that may take it, in order; why: the reason where there is none; unfit: why no rule could.
+    calls: so far."""
 
     role: str
     op: str
     call: Call
     choices: tuple[tuple[str, Rule], ...]
     why: str
+    unfit: str
     generation: int
     calls: int = 0
 
@@ -73,8 +76,11 @@ class Groups:
         self.policy = policy
         self.steps = 0
         self.generation = 0
+        self._numbers = 0
         self.states: dict[dist.ProcessGroup, GroupState] = {}
-        self.saved: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
+        self._op_states: dict[str, Any] = {}
+        self._logged: list[str] = []
         self._lock = threading.RLock()
 
     # ------------------------------------------------------------ opening and closing
@@ -129,8 +135,24 @@ class Groups:
         """Forget a group (None: all of them), before it is destroyed."""
         for gone in [pg] if pg is not None else list(self.states):
             state = self.states.pop(gone, None)
-            if state is not None and state.session is not None:
+            if state is None:
+                continue
+            if self.policy.log:
+                self._logged += lines(state)
+            if state.session is not None:
                 getattr(state.session, "close", lambda: None)()
+        self.write_log()
+
+    def write_log(self) -> None:
+        """Every kind of call so far, a line each, for `coccl-policy explain --log`. Rank 0 alone writes, or each rank where the name has
+        {rank} in it."""
+        if not self.policy.log:
+            return
+        rank = int(os.environ.get("RANK", "0"))
+        if rank and "{rank}" not in self.policy.log:
+            return
+        now = [line for state in list(self.states.values()) for line in lines(state)]
+        Path(self.policy.log.format(rank=rank)).write_text("".join(f"{line}\n" for line in [*self._logged, *now]))
 
     def claimed(self, pg: dist.ProcessGroup | None, role: str | None) -> None:
         """A group got a role, on all of its ranks."""
@@ -139,6 +161,36 @@ class Groups:
             self.generation += 1
             if pg in self.states or pg in dist.distributed_c10d._world.pg_map:
                 self.open(pg)
+
+    # ------------------------------------------------------------ states
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps, numbers of calls, and what ops carry from call to call."""
+        counts, ops = dict(self._counts), dict(self._op_states)
+        for state in self.states.values():
+            counts |= {name_of(state, key): kind.calls for key, kind in state.kinds.items()}
+            for key, bound in state.ops.items():
+                if bound.carries:
+                    ops[name_of(state, key)] = bound.op.state_dict()
+        return {"steps": self.steps, "counts": counts, "ops": ops}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """What is not there yet is loaded when its first call comes."""
+        self.steps, self._counts, self._op_states = saved["steps"], dict(saved["counts"]), dict(saved["ops"])
+        for state in self.states.values():
+            for key, kind in state.kinds.items():
+                kind.calls = self._counts.pop(name_of(state, key), 0)
+            for key, bound in state.ops.items():
+                kept = self._op_states.pop(name_of(state, key), None)
+                if kept is not None:
+                    bound.op.load_state_dict(kept)
+
+    def reset(self, what: str | None = None) -> None:
+        """Forget states of compressors; what: of one role's op, `fsdp.all_gather`."""
+        for state in self.states.values():
+            for bound in state.ops.values():
+                if what in (None, bound.name):
+                    bound.op.reset()
 
     def memory(self) -> list[traffic.Memory]:
         """Wire memory of each group's session, and states of compressors."""
@@ -174,7 +226,11 @@ class Groups:
         if why:
             self.record_native(pg, op, why)
             return None
+        if self.policy.debug and op != "send" and t.dtype in NAMES:
+            self._compare(state, f"{op} of {count} elements of {t.dtype}, ReduceOp {reduction}")
         running = roles.current()
+        if reduction == PREMUL:
+            where = (where, roles.premul())
         key = (op, t.dtype, count, reduction, where, direction, running[0] if running else None)
         kind = state.kinds.get(key)
         if kind is None or kind.generation != self.generation:
@@ -191,6 +247,35 @@ class Groups:
         why = f"before after_step of rule {kind.choices[0][1].number}" if kind.choices else kind.why
         traffic.record_native(kind.role, op, why)
         return None
+
+    def _compare(self, state: GroupState, what: str) -> None:
+        """Debug mode: the n-th call of a group is the same on all of its ranks. Raises CollectiveError on all of them where it is not."""
+        number, rank, size = state.sequence, state.pg.rank(), state.pg.size()
+        state.sequence += 1
+        if size == 1 or state.device is None:
+            return
+        base = dist.distributed_c10d._get_default_store()
+        store = dist.distributed_c10d.PrefixStore(f"coccl_dsl/debug/{state.pg.group_name}", base)
+        store.set(f"{number}/{rank}", what)
+        if number > 1:  # all have read the call before the last, or they would not have sent the last
+            store.delete_key(f"{number - 2}/{rank}")
+        keys = [f"{number}/{r}" for r in range(size)]
+        try:
+            store.wait(keys, group_timeout(state.pg, state.device))
+        except Exception as e:
+            missing = [r for r, key in enumerate(keys) if not store.check([key])]
+            raise CollectiveError(
+                f"call {number} of group {state.desc}: ranks {missing} did not come to {what} within the timeout"
+            ) from e
+        told = [store.get(key).decode() for key in keys]
+        if len(set(told)) > 1:
+            each = "; ".join(f"rank {r}: {t}" for r, t in enumerate(told))
+            raise CollectiveError(f"call {number} of group {state.desc} differs between ranks: {each}")
+
+    def number(self) -> int:
+        """Numbers for what is made in one order on all ranks."""
+        self._numbers += 1
+        return self._numbers
 
     def record_native(self, pg: dist.ProcessGroup, op: str, why: str) -> None:
         found = roles.roles_of(pg, op)
@@ -212,16 +297,19 @@ class Groups:
         size = None if count is None else count * t.element_size()
         call = Call(found, op, name or str(t.dtype).removeprefix("torch."), size, direction, state.desc)
         choices: tuple[tuple[str, Rule], ...] = ()
-        why = unfit(t, count, reduction) or state.missing
+        why = odd = unfit(t, count, reduction)
+        why = why or state.missing
         if not why and state.device is not None and t.device.type != state.device.type:
             why = f"{t.device.type} tensors of a group whose backend of choice is for {state.device.type}"
         if not why:
             choices, why = self.policy.meets(call)
+            unnamed = [r for _, r in choices if r.stateful and roles.current() is None]
+            if unnamed:
+                choices, why = (), f"rule {unnamed[0].number} keeps a state: {op} outside FSDP2 and our DDP hook"
         role = choices[0][0] if choices else (found[0] if found else state.desc)
-        kind = Kind(role or state.desc, op, call, choices, why, self.generation, old.calls if old else 0)
-        saved = self.saved.pop(call_name(state, key), None)
-        if saved is not None:
-            kind.calls = int(saved)
+        kind = Kind(role or state.desc, op, call, choices, why, odd, self.generation, old.calls if old else 0)
+        if self._counts and old is None:
+            kind.calls = self._counts.pop(name_of(state, key), 0)
         with self._lock:
             state.kinds[key] = kind
         return kind
@@ -234,7 +322,6 @@ class Groups:
         t: torch.Tensor,
         count: int,
         reduce_op: str = "sum",
-        owner: Hashable = None,
         **options: Any,
     ) -> Bound:
         """The op for a call that `rule` takes; the first of its kind binds it, locally."""
@@ -246,6 +333,10 @@ class Groups:
             )
         kind = {"send": "send_recv"}.get(op, op)
         capacity = capacity_for(kind, count, state.pg.size())
+        running = roles.current()
+        role = running[0] if running else state.desc
+        # A state belongs to the parameters that it was made for.
+        owner = (running[1], count) if rule.stateful and running else None
         key = (rule.number, op, t.dtype, reduce_op, capacity, owner, tuple(sorted(options.items())))
         found = state.ops.get(key) if op != "send" else None  # a message in flight has an op of its own
         if found is None:
@@ -254,7 +345,9 @@ class Groups:
                     f"this {op} of {count} elements of {t.dtype} has not been called yet, and cannot be bound under CUDA graph capture: call it "
                     f"once before the capture"
                 )
-            found = self._bind(state, rule, kind, t, capacity, reduce_op, options)
+            found = self._bind(state, rule, kind, t, capacity, reduce_op, options, f"{role}.{op}")
+            if self._op_states and (kept := self._op_states.pop(name_of(state, key), None)) is not None:
+                found.op.load_state_dict(kept)
             if op != "send":
                 with self._lock:
                     state.ops[key] = found
@@ -269,6 +362,7 @@ class Groups:
         capacity: int,
         reduce_op: str,
         options: dict[str, Any],
+        name: str,
     ) -> Bound:
         session = state.session
         assert session is not None
@@ -286,7 +380,7 @@ class Groups:
             **options,
         )
         log.debug("%s of %s: %r", kind, state.desc, op)
-        return Bound(op, chosen.collective.name, rule.compressor_text)
+        return Bound(op, chosen.collective.name, rule.compressor_text, name)
 
 
 def wire_memory(bounds: list[Bound]) -> int:
@@ -295,22 +389,36 @@ def wire_memory(bounds: list[Bound]) -> int:
     return sum({a.untyped_storage().data_ptr(): a.untyped_storage().nbytes() for a in arenas}.values())
 
 
-def call_name(state: GroupState, key: Any) -> str:
-    """A kind of call by a name that outlives the process."""
+def name_of(state: GroupState, key: Any) -> str:
+    """A kind of call, or an op, by a name that outlives the process."""
     ranks = dist.get_process_group_ranks(state.pg)
-    digest = hashlib.blake2b(repr((state.desc, ranks, key)).encode(), digest_size=8).hexdigest()
-    return f"{state.desc}.{key[0]}.{digest}"
+    return repr((state.desc, ranks, key))
 
 
-REDUCTIONS = {0: "sum", 1: "avg"}
-_NAMES = {2: "PRODUCT", 3: "MIN", 4: "MAX", 5: "BAND", 6: "BOR", 7: "BXOR", 8: "PREMUL_SUM"}
+def lines(state: GroupState) -> list[str]:
+    """The group's kinds of calls as JSON."""
+    made = []
+    for kind in list(state.kinds.values()):
+        call = asdict(kind.call)
+        made.append(json.dumps({**call, "calls": kind.calls, "ranks": state.pg.size(), "native": kind.unfit}))
+    return made
+
+
+PREMUL = 8
+_REDUCTIONS = {0: "sum", 1: "avg"}
+_NAMES = {2: "PRODUCT", 3: "MIN", 4: "MAX", 5: "BAND", 6: "BOR", 7: "BXOR", PREMUL: "PREMUL_SUM without its factor"}
+
+
+def reduction_of(code: int) -> str | None:
+    """sum, avg or premul(f) of a ReduceOp's number; None where there is no such compressed reduction."""
+    return roles.premul() if code == PREMUL else _REDUCTIONS.get(code)
 
 
 def unfit(t: torch.Tensor, count: int | None, reduction: int) -> str:
     """Why a tensor cannot be compressed at all, or ""."""
     if t.dtype not in NAMES:
         return str(t.dtype).removeprefix("torch.")
-    if reduction not in REDUCTIONS:
+    if reduction_of(reduction) is None:
         return f"ReduceOp {_NAMES.get(reduction, reduction)}"
     if t.layout != torch.strided:
         return "sparse"

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..runtime.errors import CollectiveError
 from . import traffic
 from .exchange import all_to_all_parts
-from .groups import REDUCTIONS, Groups, Kind, Taken
+from .groups import Groups, Kind, Taken, reduction_of
 from .p2p import receive, send
 from .selection import Bound
 from .works import issue
@@ -42,6 +43,7 @@ SCHEMAS = {
     "reduce_": f"(Tensor[] tensors, {_PG}, {_OP}, int root_rank, int root_tensor, {_END}) -> {_WORK}",
     "send": f"(Tensor[] tensors, {_PG}, int dst, int tag) -> {_WORK}",
     "recv_": f"(Tensor[] tensors, {_PG}, int src, int tag) -> {_WORK}",
+    "recv_any_source_": f"(Tensor[] tensors, {_PG}, int tag) -> {_WORK}",
 }
 _AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
@@ -80,6 +82,7 @@ class Kernels:
             "reduce_": self.reduce,
             "send": self.send,
             "recv_": self.recv,
+            "recv_any_source_": self.recv_any_source,
         }
         assert kernels.keys() == SCHEMAS.keys()
         for name, kernel in kernels.items():
@@ -274,6 +277,15 @@ class Kernels:
         work = receive(self.groups, dist.ProcessGroup.unbox(so), tensors, src, tag)
         return work.boxed() if work is not None else native.redispatch(ks & _AFTER, tensors, so, src, tag)
 
+    def recv_any_source(self, native, ks, tensors, so, tag):
+        pg = dist.ProcessGroup.unbox(so)
+        if any(self.groups.decide(pg, "send", t, t.numel(), where=("any", tag)) for t in tensors):
+            raise CollectiveError(
+                f"recv of {tensors[0].numel()} elements of {tensors[0].dtype} without a source: the policy compresses what is sent here, and what "
+                "comes can only be read where its source is known. Name src=, or leave this group's send out of the policy"
+            )
+        return native.redispatch(ks & _AFTER, tensors, so, tag)
+
     # ------------------------------------------------------------ shared
 
     def gathers(self, pg: dist.ProcessGroup, x: torch.Tensor, out: torch.Tensor | None) -> Taken | None:
@@ -297,7 +309,7 @@ class Kernels:
     ) -> Callable[[], None]:
         """What runs the op on x into out (None: into nothing). exact: the native result for an input, for debug mode."""
         state, kind, rule = taken
-        reduction = REDUCTIONS[rop.op()] if rop is not None else "sum"
+        reduction = (reduction_of(rop.op()) if rop is not None else None) or "sum"
         bound = self.groups.bound(state, rule, kind.op, x, x.numel(), reduction, **options)
 
         def run() -> None:

@@ -116,5 +116,26 @@ def exact(why: str) -> Iterator[None]:
 
 
 def why_exact() -> str:
-    """What asks this thread's collectives to be exact, or ""."""
+    """What asks this thread's collectives to go native, or ""."""
     return getattr(_running, "exact", "")
+
+
+def coalesce(change: int) -> None:
+    """This thread enters (1) or leaves (-1) a region in which the backend holds messages back."""
+    depth = _running.depth = getattr(_running, "depth", 0) + change
+    _running.exact = "inside a coalescing region" if depth else ""
+
+
+@contextmanager
+def premultiplied(op: str) -> Iterator[None]:
+    """While it lasts, PREMUL_SUM in this thread is `premul(factor)`."""
+    _running.premul = op
+    try:
+        yield
+    finally:
+        _running.premul = None
+
+
+def premul() -> str | None:
+    """What PREMUL_SUM is, where a Python caller said it."""
+    return getattr(_running, "premul", None)

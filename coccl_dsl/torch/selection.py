@@ -24,11 +24,12 @@ loaded = lru_cache(maxsize=None)(load)
 
 @dataclass
 class Bound:
-    """An op with what the report says of it."""
+    """An op with what the report says of it. name: role.op, for what it carries from call to call."""
 
     op: Op
     algorithm: str
     compressor: str
+    name: str
     _sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def sizes(self, count: int) -> tuple[int, int]:
@@ -39,6 +40,12 @@ class Bound:
             sent, plain = sent_bytes(plan, count) if isinstance(plan, Plan) else (0, 0)
             found = self._sizes[count] = (plain, sent)
         return found
+
+    @property
+    def carries(self) -> bool:
+        """Whether a call depends on those before: states, numbers of stochastic rounding."""
+        plan = self.op.plan
+        return plan is not None and (plan.stateful or plan.stochastic)
 
     def state_bytes(self) -> int:
         """Of the states that the op's compressors keep."""

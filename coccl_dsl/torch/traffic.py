@@ -143,6 +143,12 @@ def hold(holder: Callable[[], list[Memory]]) -> None:
         _holders.append(holder)
 
 
+def release(holder: Callable[[], list[Memory]]) -> None:
+    """The holder holds no more."""
+    if holder in _holders:
+        _holders.remove(holder)
+
+
 def report() -> Report:
     """What this rank's collectives did so far."""
     with _lock:

@@ -11,6 +11,7 @@ what a group is for and to be there when groups are made and destroyed.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import warnings
 from pathlib import Path
@@ -28,6 +29,7 @@ from .groups import Groups
 from .intercept import Kernels, unknown_schemas
 from .p2p import batch
 from .patches import Patches
+from .saving import loaded, saved
 
 
 class _Path:
@@ -46,6 +48,7 @@ class _Path:
         self.patches.on_import("torch.distributed.device_mesh", self._mesh)
         claims.install(self.patches, self.groups)
         traffic.hold(self.memory)
+        atexit.register(self.groups.write_log)
 
     def _opening(self, native):
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -83,6 +86,8 @@ class _Path:
         self.kernels.remove()
         self.patches.undo()
         self.groups.close(None)
+        traffic.release(self.memory)
+        atexit.unregister(self.groups.write_log)
 
 
 _on: _Path | None = None
@@ -147,3 +152,35 @@ def step() -> None:
     """A training step is over: what after_step counts where the policy says steps = "step()". All ranks call it at the same place."""
     if _on is not None:
         _on.groups.steps += 1
+
+
+class TransparentState:
+    """Steps, numbers of calls and states of compressors of the transparent path, for torch.distributed.checkpoint or torch.save.
+
+        dcp.save({"model": model, "coccl_dsl": coccl_dsl.torch.TransparentState()}, checkpoint_id=...)
+
+    A rank's part is bytes under its rank's name. Loading is for the same number of ranks, groups and policy; call it on all ranks after enable.
+    """
+
+    def state_dict(self) -> dict[str, bytes]:
+        return {f"rank{_rank()}": saved(_on.groups.state_dict() if _on is not None else {})}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises ValueError where there is no part for this rank, or no policy is in force."""
+        name = f"rank{_rank()}"
+        if name not in state:
+            raise ValueError(f"the saved state has no part {name!r}; it has {', '.join(sorted(state)) or 'none'}")
+        told = loaded(state[name])
+        if told and _on is None:
+            raise ValueError("no policy is in force: call coccl_dsl.enable(policy) before loading its state")
+        if told and _on is not None:
+            _on.groups.load_state_dict(told)
+
+    def reset(self, name: str | None = None) -> None:
+        """Forget the states of compressors, of one role's op (`fsdp.all_gather`) or of all. Call it on all ranks."""
+        if _on is not None:
+            _on.groups.reset(name)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
