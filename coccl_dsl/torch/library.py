@@ -109,6 +109,27 @@ def functional(kind: str, x: torch.Tensor, group: dist.ProcessGroup | None, aske
     return OPS.all_to_all_single(x.reshape(-1), name, *given, asked.min_bytes, *how)
 
 
+def into(
+    kind: str, x: torch.Tensor, out: torch.Tensor, group: dist.ProcessGroup | None, asked: Asked, splits: Any
+) -> None:
+    """The in-place operator's call for what a function of `c10d` asks for."""
+    pg = group if torch.compiler.is_compiling() and group is not None else member(group)
+    name, how = pg.group_name, (packed(asked.compressor), asked.algorithm, packed(asked.mesh))
+    match kind:
+        case "all_reduce":
+            OPS.all_reduce_(x, name, asked.op, *how)
+        case "reduce_scatter":
+            OPS.reduce_scatter_tensor_out(x, out, name, asked.op, *how)
+        case "all_gather":
+            OPS.all_gather_into_tensor_out(x, out, name, *how)
+        case "all_to_all":
+            OPS.all_to_all_single_out(x, out, name, *splits, asked.min_bytes, *how)
+        case "broadcast":
+            OPS.broadcast_(x, name, asked.root, *how)
+        case "reduce":
+            OPS.reduce_(x, name, asked.root, asked.op, *how)
+
+
 # ---------------------------------------------------------------- backward
 
 
