@@ -1,8 +1,10 @@
 """torch.ops.coccl.NAME: collectives of a .coll text as torch operators, called with a group's name. Generated modules register theirs here.
 
     y = torch.ops.coccl.ring_q4(x, group.group_name)            a new tensor; differentiable
-    torch.ops.coccl.ring_q4_(x, group.group_name)               in place (all_reduce, broadcast, reduce, send_recv)
-    torch.ops.coccl.shards_out(x, out, group.group_name)        into out (reduce_scatter, all_gather, all_to_all)
+    torch.ops.coccl.ring_q4_(x, group.group_name)               in place (all_reduce, broadcast, reduce)
+    torch.ops.coccl.shards_out(x, out, group.group_name)        into out (the other kinds)
+
+A rank that has no result (of reduce and send_recv) gets zeros from the functional form.
 
 The first call of a kind (group, op, dtype, device, count rounded up to a power of two) binds, collectively: so all ranks call in one order.
 """
@@ -128,7 +130,8 @@ def _define(name: str, kind: str) -> Callable[..., torch.Tensor]:
 
     def run(x: torch.Tensor, a: Arguments) -> torch.Tensor:
         y = fresh(_call(name, x, a), x)
-        return y.zero_() if kind == "reduce" and resolve(a["group_name"]).rank() != _entries[name].root else y
+        receiver = {"reduce": _entries[name].root, "send_recv": 1}.get(kind)
+        return y if receiver in (None, resolve(a["group_name"]).rank()) else y.zero_()
 
     def into(x: torch.Tensor, a: Arguments) -> None:
         _call(name, x, a, a.get("out", x))
@@ -138,7 +141,7 @@ def _define(name: str, kind: str) -> Callable[..., torch.Tensor]:
             return tuple(x.shape)
         return (gathered if kind == "all_gather" else scattered)(x, resolve(a["group_name"]).size())
 
-    into_x = kind in ("all_reduce", "broadcast", "reduce", "send_recv")
+    into_x = kind in ("all_reduce", "broadcast", "reduce")
     define(f"{name}_" if into_x else f"{name}_out", arguments, into, writes="x" if into_x else "out")
     backward = None if kind == "send_recv" else _adjoint(name, kind)
     return define(name, arguments, run, shape=shape, adjoint=backward)

@@ -13,6 +13,7 @@ traffic         what happened: report()
 from . import checkpointing, library
 from .c10d import all_gather_into_tensor, all_reduce, all_to_all_single, broadcast, reduce, reduce_scatter_tensor
 from .ddp import DDPState, apply_ddp, ddp_hook
+from .library import copy_to_group
 from .pairs import batch_isend_irecv, irecv, isend, recv, send
 from .traffic import report
 
@@ -24,6 +25,7 @@ __all__ = [
     "apply_ddp",
     "batch_isend_irecv",
     "broadcast",
+    "copy_to_group",
     "ddp_hook",
     "irecv",
     "isend",

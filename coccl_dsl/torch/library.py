@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from ..pipeline import op_factor
 from ..runtime.operators import Arguments, define, fresh, gathered, resolve, scattered
-from .calls import Asked, bound_op, member, packed, unpacked
+from .calls import Asked, Compressors, bound_op, member, packed, unpacked
 from .uneven import in_elements
 
 OPS = torch.ops.coccl
@@ -128,6 +128,32 @@ def into(
             OPS.broadcast_(x, name, asked.root, *how)
         case "reduce":
             OPS.reduce_(x, name, asked.root, asked.op, *how)
+
+
+class _CopyToGroup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, *how: str) -> torch.Tensor:
+        ctx.how = how
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        name, *how = ctx.how
+        return (OPS.all_reduce(gradients[0].contiguous(), name, "sum", *how), None, None, None, None)
+
+
+def copy_to_group(
+    x: torch.Tensor,
+    compressor: Compressors = "int8",
+    algorithm: str = "auto",
+    group: dist.ProcessGroup | None = None,
+    *,
+    mesh: dict[str, int] | None = None,
+) -> torch.Tensor:
+    """x as it is; in backward its gradient is summed over the group, with `compressor`. For what all ranks of a tensor-parallel group hold alike
+    and each uses for its own part; the way back is `torch.ops.coccl.all_reduce(..., backward="identity")`."""
+    pg = group if torch.compiler.is_compiling() and group is not None else member(group)
+    return _CopyToGroup.apply(x, pg.group_name, packed(compressor), algorithm, packed(mesh))
 
 
 # ---------------------------------------------------------------- backward
