@@ -28,8 +28,11 @@ class Region:
 
 @dataclass
 class _Run:
+    """A run of a region that is going on. at: how many calls it has repeated, or None in a first run."""
+
     region: Region
     at: int | None
+    outer: _Run | None
 
 
 _local = threading.local()
@@ -39,21 +42,21 @@ _local = threading.local()
 def first_run(region: Region) -> Iterator[None]:
     """Record the call numbers that this thread's calls draw."""
     region.drawn.clear()
-    with _running(_Run(region, None)):
+    with _running(region, None):
         yield
 
 
 @contextmanager
 def second_run(region: Region) -> Iterator[None]:
     """Draw what the first run drew, from its beginning. It may end early."""
-    with _running(_Run(region, 0)):
+    with _running(region, 0):
         yield
 
 
 @contextmanager
-def _running(run: _Run) -> Iterator[None]:
+def _running(region: Region, at: int | None) -> Iterator[None]:
     outer = getattr(_local, "run", None)
-    _local.run = run
+    _local.run = _Run(region, at, outer)
     try:
         yield
     finally:
@@ -80,19 +83,30 @@ def call_number(executor: Executor) -> Iterator[None]:
     if not plan.stochastic:
         yield
         return
-    if run.at is None:
-        run.region.drawn.append((executor, executor.rng.clone()))
+    runs = []
+    while run is not None:
+        runs.append(run)
+        run = run.outer
+    # A region inside one that runs again is new, and is to draw what its like drew inside of the first run.
+    number = None
+    for run in reversed(runs):
+        if run.at is None:
+            continue
+        drawn = run.region.drawn
+        if run.at >= len(drawn) or drawn[run.at][0] is not executor:
+            raise CollectiveError(
+                f"`{plan.name}` inside a region of activation checkpointing: the second run makes other calls than the first, so that stochastic "
+                "rounding cannot be repeated. The region must do the same in both runs"
+            )
+        number = drawn[run.at][1]
+        run.at += 1
+    now = executor.rng.clone()
+    for run in runs:
+        if run.at is None:
+            run.region.drawn.append((executor, now if number is None else number))
+    if number is None:
         yield
         return
-    drawn = run.region.drawn
-    if run.at >= len(drawn) or drawn[run.at][0] is not executor:
-        raise CollectiveError(
-            f"`{plan.name}` inside a region of activation checkpointing: the second run makes other calls than the first, so that stochastic "
-            "rounding cannot be repeated. The region must do the same in both runs"
-        )
-    number = drawn[run.at][1]
-    run.at += 1
-    now = executor.rng.clone()
     executor.rng.copy_(number)
     try:
         yield
