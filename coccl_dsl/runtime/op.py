@@ -242,10 +242,10 @@ class Op:
         if self._executor is not None:
             self._executor.reset()
 
-    def states(self) -> list[torch.Tensor]:
-        """The states of stateful compressors themselves, not copies."""
+    def states(self, name: str | None = None) -> list[torch.Tensor]:
+        """The states of stateful compressors themselves, not copies: all of them, or those of one name."""
         kept = self._executor.states.values() if self._executor is not None else ()
-        return [current for state in kept for current, _ in state.tensors.values()]
+        return [current for state in kept for own, (current, _) in state.tensors.items() if name in (None, own)]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """States, versions and call number, as copies."""

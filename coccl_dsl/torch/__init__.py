@@ -13,16 +13,20 @@ traffic         what happened: report()
 from . import checkpointing, library
 from .c10d import all_gather_into_tensor, all_reduce, all_to_all_single, broadcast, reduce, reduce_scatter_tensor
 from .ddp import DDPState, apply_ddp, ddp_hook
+from .fsdp2 import FSDPPolicy, FSDPState, apply_fsdp2
 from .library import copy_to_group
 from .pairs import batch_isend_irecv, irecv, isend, recv, send
 from .traffic import report
 
 __all__ = [
     "DDPState",
+    "FSDPPolicy",
+    "FSDPState",
     "all_gather_into_tensor",
     "all_reduce",
     "all_to_all_single",
     "apply_ddp",
+    "apply_fsdp2",
     "batch_isend_irecv",
     "broadcast",
     "copy_to_group",

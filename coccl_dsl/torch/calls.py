@@ -23,7 +23,7 @@ from ..runtime.dispatch import capacity_for, capturing, forget_destroyed, refuse
 from ..runtime.dtypes import dtype_name
 from ..runtime.errors import BindError, CollectiveError
 from ..runtime.transports.torch_p2p import group_timeout
-from ..wire.codec import TYPES
+from ..wire.codec import TYPES, Codec
 from ..wire.layout import bits_per_value
 from .choose import CANDIDATES, Choice, choose, node_runs
 
@@ -165,6 +165,12 @@ def binding(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> 
     if asked.ends is not None:
         options[asked.ends[0]], options["tag"] = asked.ends[1:]
     return collective, options
+
+
+def codecs_of(dtype: torch.dtype, collective: Collective, options: dict[str, Any]) -> dict[str, Codec]:
+    """The compressors of a collective bound with `options`."""
+    own = collective.program(dtype_name(dtype)).codecs.keys() & options.keys()
+    return collective.program(dtype_name(dtype), {name: options[name] for name in own}).codecs
 
 
 def found(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> Any:

@@ -26,7 +26,7 @@ from ..runtime.dispatch import refuse_states
 from ..runtime.dtypes import dtype_name
 from ..runtime.op import Op
 from . import traffic
-from .calls import Asked, Compressors, binding, bound_op, member
+from .calls import Asked, Compressors, binding, bound_op, codecs_of, member
 from .saving import loaded, saved
 
 ROLE = "dp"
@@ -172,10 +172,7 @@ class DDPState:
 
     def _draws_or_keeps(self, x: torch.Tensor, pg: dist.ProcessGroup) -> bool:
         """Whether a bucket needs an op of its own: for its errors, or for the call numbers of stochastic rounding. Both are saved."""
-        collective, options = self._binding(x, pg)
-        dtype = dtype_name(x.dtype)
-        own = collective.program(dtype).codecs.keys() & options.keys()
-        codecs = collective.program(dtype, {name: options[name] for name in own}).codecs.values()
+        codecs = codecs_of(x.dtype, *self._binding(x, pg)).values()
         return any(codec.stochastic or codec.stateful for codec in codecs)
 
     # ------------------------------------------------------------ states from bucket to bucket
