@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .codegen.codec_api import codec
     from .diagnostics import CompileError
-    from .notebook.explore import explore
+    from .notebook.explorer import explore
     from .pipeline import Collective, compile, compile_text
     from .runtime.errors import BindError, CollectiveError, CollectiveTimeout
     from .runtime.op import LocalGroup, Op
@@ -52,7 +52,7 @@ _LAZY = {
     "all_to_all": "coccl_dsl.torch.functions",
     "broadcast": "coccl_dsl.torch.functions",
     "explain": "coccl_dsl.torch.functions",
-    "explore": "coccl_dsl.notebook.explore",
+    "explore": "coccl_dsl.notebook.explorer",
     "recv": "coccl_dsl.torch.functions",
     "reduce": "coccl_dsl.torch.functions",
     "reduce_scatter": "coccl_dsl.torch.functions",

@@ -1,10 +1,10 @@
 """Compressed collectives in a notebook: `%load_ext coccl_dsl` brings `%%coll`, `%%comp` and `%coll_bench`; objects show themselves.
 
-magics.py    the three magics, and where their texts are kept
-displays.py  what a Collective, a Plan, a compressor, an error look like
-explore.py   sliders over one collective
-compare.py   collectives side by side: bytes, lossy steps, error on real data, predicted time
-results.py   a table of measured rows, from coccl-bench's JSON
+magics.py      the three magics, and where their texts are kept
+displays.py    what a Collective, a Plan, a compressor, an error look like
+explorer.py    sliders over one collective
+comparison.py  collectives side by side: bytes, lossy steps, error on real data, predicted time
+measured.py    measured rows, from coccl-bench's JSON; benchmark.py runs it
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .compare import Comparison, compare
-    from .explore import explore
-    from .results import Results, results
+    from .comparison import Comparison, compare
+    from .explorer import explore
+    from .measured import Results, results
 
 _WHERE = {
-    "Comparison": "compare",
-    "compare": "compare",
-    "explore": "explore",
-    "Results": "results",
-    "results": "results",
+    "Comparison": "comparison",
+    "compare": "comparison",
+    "explore": "explorer",
+    "Results": "measured",
+    "results": "measured",
 }
 
 __all__ = ["Comparison", "Results", "compare", "explore", "load_ipython_extension", "results"]

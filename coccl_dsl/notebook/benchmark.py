@@ -29,13 +29,13 @@ def benchmark(arguments: list[str], made: type[argparse.ArgumentParser], names: 
         code = start_processes(command, options.ranks or gpus)
         if not file.is_file():
             raise RuntimeError(f"coccl-bench ended with {code}; what it said stands above")
-        from .results import results
+        from .measured import results
 
         return results(file)
 
 
 def without_gpus(options: argparse.Namespace, names: dict[str, Any]) -> Any:
-    from .compare import compare
+    from .comparison import compare
 
     return compare([find(n, names) for n in options.collective], options.compressors, ranks=options.ranks or 4)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..cli.show import same_bits, worlds_text
 from ..diagnostics import CompileError
+from ..lang import ast
 from ..pictures.coloured import error_pieces, html, source_pieces
 from ..pictures.timeline import timeline
 from ..pictures.wire import wire_layout
@@ -74,21 +75,21 @@ def _(c: Collective) -> Bundle:
 def collective_facts(c: Collective) -> list[tuple[str, str]]:
     """(what, value): the header, the proof, and what it costs in the smallest and the largest world that was checked."""
     program = c.program()
-    buffers = [b.span.text for b in program.buffers]
+    buffers = [item.span.text for item in c.syntax.items if isinstance(item, ast.Buffer)]
     least, most = c.report.worlds[0], c.report.worlds[-1]
 
     def span(name: str) -> str:
         low, high = getattr(least, name), getattr(most, name)
         return str(low) if low == high else f"{low} to {high}"
 
-    sizes = "x".join(map(str, least.sizes)), "x".join(map(str, most.sizes))
+    worlds = " to ".join(dict.fromkeys("x".join(map(str, w.sizes)) for w in (least, most)))
     rows = [
         ("buffers", ", ".join(buffers)),
         ("right for", f"{worlds_text(c.report)}, every rank and chunk"),
         ("same bits", same_bits(c.kind, not all(w.same_bits for w in c.report.worlds))),
         (
-            "sends, steps, lossy",
-            f"{span('sends')}, {span('steps')}, {span('lossy')} for {sizes[0]} to {sizes[1]} ranks",
+            "costs",
+            f"{span('steps')} steps, {span('sends')} sends, {span('lossy')} lossy on the worst path; {worlds} ranks",
         ),
     ]
     rows += [(f"compressor {name}", show.describe(codec)) for name, codec in program.codecs.items()]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from math import prod
 
 from ..check.values import Message, Trace, Wire
@@ -75,6 +76,14 @@ class Schedule:
 
         return level_times(self.trace, size, links)
 
+    def laid_on(self, mesh: Mapping[str, int]) -> Schedule:
+        """A collective over ranks as its links see it where the ranks lie on a mesh, row-major. Raises ValueError where they do not fill it."""
+        sizes = tuple(mesh.values())
+        if self.axes or prod(sizes) != self.world:
+            raise ValueError(f"`{self.name}` on {self.axes or self.world} cannot be laid on a mesh of {dict(mesh)}")
+        where = list(product(*map(range, sizes)))
+        return replace(self, trace=replace(self.trace, sizes=sizes, coordinates=where), axes=tuple(mesh))
+
     @property
     def headline(self) -> str:
         mesh = (
@@ -121,6 +130,7 @@ def schedule(
     count: int = show.COUNT,
     dtype: str = "bf16",
     root: int = 0,
+    on: Mapping[str, int] | None = None,
     **compressors: str,
 ) -> Schedule:
     """Prove and plan one world: `schedule("three_shot", {"node": 2, "local": 4}, b="int8")`.
@@ -128,6 +138,8 @@ def schedule(
     ranks   how many, or sizes of a mesh's axes
     count   elements of each rank's input, for byte counts; rounded down to what the collective can cut
     dtype   f32, bf16 or f16
+    on      for a collective over ranks: the mesh of machines that they lie on, such as {"node": 2, "local": 4}, which decides over which links
+            its messages go
 
     Raises CompileError where the text does not prove, ValueError where the world does not fit it.
     """
@@ -135,7 +147,8 @@ def schedule(
     world = World(sizes_of(made, ranks), root)
     if not 0 <= root < world.count:
         raise ValueError(f"root={root} is not a rank of 0 .. {world.count - 1}")
-    return plan_world(made, world, count=count, dtype=dtype, compressors=compressors)
+    planned = plan_world(made, world, count=count, dtype=dtype, compressors=compressors)
+    return planned.laid_on(on) if on is not None else planned
 
 
 def plan_world(

@@ -83,7 +83,20 @@ def explore(collective: Collective | str, *, count: int = 1 << 22, dtype: str = 
         control.observe(update, names="value")
     update()
     half = (len(controls) + 1) // 2
-    return w.VBox([w.HBox([w.VBox(controls[:half]), w.VBox(controls[half:])]), numbers, steps, streams])
+    rows = [w.HBox([w.VBox(controls[:half]), w.VBox(controls[half:])]), numbers, steps, streams]
+
+    class Explorer(w.VBox):
+        """The box; a page without widgets shows the diagram as it was."""
+
+        def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
+            shown = super()._repr_mimebundle_(**options)
+            return {
+                **(shown or {}),
+                "image/svg+xml": steps.value,
+                "text/plain": f"explore({c.name!r}): needs a page with widgets",
+            }
+
+    return Explorer(rows)
 
 
 def facts(s: Schedule, links: Links, slices: int) -> list[tuple[str, str]]:

@@ -103,7 +103,7 @@ def compare(
 ) -> Comparison:
     """Each collective with each compressor in every place where its text compresses.
 
-    ranks  how many, or a mesh's sizes; collectives over ranks take the product of a mesh
+    ranks  how many, or a mesh's sizes; collectives over ranks are laid on it
     data   one tensor a rank; real gradients unless given (`real_gradients`)
     links  of the predicted time
 
@@ -116,17 +116,27 @@ def compare(
         raise ValueError(f"{len(xs)} tensors for {count} ranks")
     what = "real gradients" if data is None else "the given data"
     pairs = [(c, q) for c in loaded for q in compressors]
-    rows = tuple(_row(c, q, ranks if c.axes else count, xs, links) for c, q in track(pairs, "comparing"))
+    mesh = ranks if isinstance(ranks, Mapping) else None
+    rows = tuple(_row(c, q, ranks if c.axes else count, mesh, xs, links) for c, q in track(pairs, "comparing"))
     dtype = dtype_name(xs[0].dtype)
     return Comparison(
         rows, f"{xs[0].numel():,} elements of {dtype} a rank, {what}; times by the model of links, no measurement"
     )
 
 
-def _row(c: Collective, compressor: str, ranks: int | Mapping[str, int], xs: list[torch.Tensor], links: Links) -> Row:
+def _row(
+    c: Collective,
+    compressor: str,
+    ranks: int | Mapping[str, int],
+    mesh: Mapping[str, int] | None,
+    xs: list[torch.Tensor],
+    links: Links,
+) -> Row:
     dtype = dtype_name(xs[0].dtype)
     bound: dict[str, Any] = dict.fromkeys(c.program(dtype).codecs, compressor)
     s = plan_world(c, World(sizes_of(c, ranks)), count=xs[0].numel(), dtype=dtype, compressors=bound)
+    if isinstance(ranks, int) and mesh is not None:
+        s = s.laid_on(mesh)
     found = errors(c, xs, mesh=dict(ranks) if isinstance(ranks, Mapping) else None, **bound)
     times = s.level_times(links)
     seconds = max(simulate_streams(p, 1, lambda i, k: times[i].seconds, links).seconds for p in s.plans)
