@@ -15,8 +15,11 @@ compressor has are printed as one cheaper statement with the same bits:
 - max(abs(select(bad, 0, v))), bad as above, is select(bad, 0, peak);
 - select(f != f, NaN, e) is e where e already is NaN whenever f is;
 - `quantize` gives its codes as int32 and as float32, so that reading them back costs no conversion;
-- rounding what is already rounded to the same type is nothing;
-- codes within -Q .. Q of values times 1/scale, scale = up(max(abs) / Q), need no clamp: see `_within`.
+- rounding what is already rounded to the same type is nothing; short floats are rounded to their bits at once;
+- largest and least of a group, where both are asked for, say whether it is finite; they and `select(bad, 0, v)` then need no other test;
+- select(bad, 0, v) is v where what it is multiplied with is NaN for bad groups, before it is rounded;
+- the first element of the largest magnitude is found by one minimum;
+- codes within -Q .. Q of values times 1/scale, scale = up(max(abs) / Q), need no clamp: see `within`.
 """
 
 from __future__ import annotations
@@ -26,8 +29,21 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..wire.builtins import f32
 from ..wire.codec import Codec, Node
+from .triton_patterns import (
+    all_finite,
+    end_of_clean,
+    extreme_of,
+    inverse_of_power,
+    nan_anyway,
+    peak_of_clean,
+    plain,
+    power_of_two,
+    rounded_already,
+    spans,
+    uncleaned,
+    within,
+)
 
 _INFIX = {
     "add": "+",
@@ -47,7 +63,6 @@ _INFIX = {
 }
 _CALLS = {
     "div": "tl.div_rn",
-    "rcp": "lib.reciprocal",
     "idiv": "lib.floor_div",
     "imod": "lib.floor_mod",
     "shl": "lib.shift_left",
@@ -123,6 +138,8 @@ class Printer:
 
     leaves   op, or (op, name), -> expression of a leaf: x, live, left (elements of the tile that exist), fields, states, uniform
     exists   expression of bool [G]: which groups exist (only frame reductions ask)
+
+    bits holds another form of printed nodes: the bits of rounded floats.
     """
 
     codec: Codec
@@ -133,10 +150,14 @@ class Printer:
     _names: dict[int, str] = field(default_factory=dict)
     _floats: dict[int, str] = field(default_factory=dict)
     _peaks: dict[int, str] = field(default_factory=dict)
+    _ends: dict[int, tuple[str, str]] = field(default_factory=dict)
+    _spans: set[int] = field(default_factory=set)
+    bits: dict[int, str] = field(default_factory=dict)
     _used: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._used.update(dict.fromkeys(_TAKEN, 1))
+        self._spans = spans(self.codec)
 
     # ------------------------------------------------------------ names
 
@@ -177,39 +198,83 @@ class Printer:
 
     def _asks(self, node: Node) -> tuple[Node, ...]:
         """The arguments that the printed statement reads."""
-        tested = _all_finite(node)
+        tested = all_finite(node)
         if tested is not None:
             return (tested,)
-        cleaned = _peak_of_clean(node)
+        cleaned = peak_of_clean(node) or self._span(node) or extreme_of(node)
         if cleaned is not None:
             return cleaned
-        if node.op == "select" and _nan_anyway(node):
+        if node.op == "select" and nan_anyway(node):
             return (node.args[2],)
-        if node.op == "round_to" and _rounded_already(node):
+        if node.op == "round_to" and rounded_already(node):
             return (node.args[0],)
-        within = _within(node) if node.op == "quantize" else None
-        if within is not None:
-            return within
+        power = power_of_two(node)
+        if power is not None:
+            return (power,)
+        inside = within(node)
+        if inside is not None:
+            return inside
+        loose = uncleaned(node)
+        if loose is not None:
+            return tuple(n for n in (*loose, *node.args[3:]) if n is not None)
         if node.op == "select" and node.args[0].op == "live":
             return node.args[1:]
         return tuple(a for a in node.args if a.op != "const")
 
     def _special(self, node: Node, name: str) -> str | None:
-        tested = _all_finite(node)
+        tested = all_finite(node)
         if tested is not None:
-            finite = f'{self._peak(tested)} < float("inf")'
+            if id(tested) in self._spans:
+                high, low = self._both_ends(tested)
+                finite = f'({high} < float("inf")) & ({low} > float("-inf"))'
+            else:
+                finite = f'{self._peak(tested)} < float("inf")'
             return self.say(name or "bad", f"~({finite})") if node.op == "rany" else self.say(name or "sound", finite)
-        cleaned = _peak_of_clean(node)
+        cleaned = peak_of_clean(node)
         if cleaned is not None:
             bad, v = cleaned
             return self.say(name or "largest", f"tl.where({self._names[id(bad)]}, 0.0, {self._peak(v)})")
+        end = self._span(node)
+        if end is not None:
+            found = self._both_ends(end[1])[node.op == "rmin"]
+            return self.say(name or _NAMES[node.op], f"tl.where({self._names[id(end[0])]}, 0.0, {found})")
+        extreme = extreme_of(node)
+        if extreme is not None:
+            bad, v = extreme
+            found = f"groups.extreme({self._names[id(v)]}, {self._peak(v)})"
+            return self.say(name or "extreme", f"tl.where({self._names[id(bad)]}, 0.0, {found})")
         if node.op == "to_f32" and id(node.args[0]) in self._floats:
             return self._floats[id(node.args[0])]
-        if node.op == "select" and _nan_anyway(node):
+        if node.op == "select" and nan_anyway(node):
             return self._names[id(node.args[2])]
-        if node.op == "round_to" and _rounded_already(node):
+        if node.op == "round_to" and rounded_already(node):
+            if id(node.args[0]) in self.bits:
+                self.bits[id(node)] = self.bits[id(node.args[0])]
             return self._names[id(node.args[0])]
         return None
+
+    def _span(self, node: Node) -> tuple[Node, Node] | None:
+        """(bad, v) of an end of an array of which both are asked for."""
+        found = end_of_clean(node)
+        return found if found is not None and id(found[1]) in self._spans else None
+
+    def _both_ends(self, v: Node) -> tuple[str, str]:
+        if id(v) not in self._ends:
+            self._ends[id(v)] = (
+                self.say("high", f"groups.highest({self._masked(v, _MINUS_INF)})"),
+                self.say("deep", f"groups.lowest({self._masked(v, _PLUS_INF)})"),
+            )
+        return self._ends[id(v)]
+
+    def _rounded(self, node: Node) -> str:
+        """What a `round_to` or a `quantize` rounds."""
+        loose = uncleaned(node)
+        if loose is None:
+            return self._tensor_arg(node, 0)
+        v, low, inverse = (self._names[id(n)] if n is not None else "" for n in loose)
+        if low:
+            v = self.say("difference", f"{v} - {low}[:, None]")
+        return self.say("product", f"{v} * {inverse}[:, None]")
 
     def _peak(self, v: Node) -> str:
         if id(v) not in self._peaks:
@@ -275,30 +340,37 @@ class Printer:
             return self.leaves["live", ""]
         return f"(groups.columns({width(v.length)}) < {v.length})"
 
+    def _all(self, v: Node) -> str:
+        """Whether all elements of `v` exist, where that is known when the kernel is compiled."""
+        return "FULL" if self._live(v) == self.leaves["live", ""] else str(width(v.length) == v.length)
+
     def _quantize(self, node: Node, name: str) -> str:
         lo, hi = node.args[1].value, node.args[2].value
-        code = self.fresh(name)
-        number = self.fresh(f"{code}_number")
-        within = _within(node)
-        if within is not None:
-            bad, v, inverse = (self._names[id(n)] for n in within)
+        inside = within(node)
+        if inside is not None:
+            bad, v, inverse = (self._names[id(n)] for n in inside)
             factor = self.say("factor", f"tl.where({bad}, 1.0, {inverse})")
             call = f"lib.quantize_within(tl.where({bad}[:, None], {float(lo)}, {v}) * {factor}[:, None])"
         elif len(node.args) == 3:
-            call = f"lib.quantize({self._tensor_arg(node, 0)}, {lo}, {hi})"
+            call = f"lib.quantize({self._rounded(node)}, {lo}, {hi})"
         else:
-            call = f"lib.quantize_random({self._arg(node, 0)}, {self._arg(node, 3)}, {lo}, {hi})"
+            call = f"lib.quantize_random({self._rounded(node)}, {self._arg(node, 3)}, {lo}, {hi})"
+        code = self.fresh(name)
+        number = self.fresh(f"{code}_number")
         self.lines.append(f"{code}, {number} = {call}")
         self._floats[id(node)] = number
         return code
 
     def _select_live(self, node: Node, name: str) -> str:
-        """Whole tiles need no mask. The float32 twin of a code is masked with it."""
+        """Whole tiles need no mask. Other forms of a value are masked with it."""
         live, v, other = self.leaves["live", ""], node.args[1], self._arg(node, 2)
         if id(v) in self._floats:
             number = self._floats[id(v)]
             masked = f"{number} if FULL else tl.where({live}, {number}, {float(node.args[2].value)})"
             self._floats[id(node)] = self.say(f"{name}_number", masked)
+        if id(v) in self.bits and node.args[2].value == 0.0:
+            bits = self.bits[id(v)]
+            self.bits[id(node)] = self.say(f"{name}_bits", f"{bits} if FULL else tl.where({live}, {bits}, 0)")
         text = self._arg(node, 1)
         return self.say(name, f"{text} if FULL else tl.where({live}, {text}, {other})")
 
@@ -338,12 +410,23 @@ class Printer:
 
     def _op_round_to(self, node: Node) -> str:
         kind, how, flush = node.attr
+        power = power_of_two(node)
+        if power is not None:
+            return f"lib.power_of_two({self._names[id(power)]})"
+        value = self._rounded(node)
         if node.scope == "array" and how == "nearest" and not flush:
-            return f'lib.nearest({self._tensor_arg(node, 0)}, "{kind}")'
+            if kind not in _SHORT:
+                return f'lib.nearest({value}, "{kind}")'
+            self.bits[id(node)] = self.say("nearest_bits", f'lib.nearest_bits({value}, "{kind}")')
+            return f'lib.decode({self.bits[id(node)]}, "{kind}")'
         if how == "down":
-            return f'lib.round_down({self._tensor_arg(node, 0)}, "{kind}", {flush})'
-        plain = ", True" if _plain(node.args[0]) else ""
-        return f'lib.round_to({self._tensor_arg(node, 0)}, "{kind}", {how == "up"}, {flush}{plain})'
+            finite = end_of_clean(node.args[0]) is not None
+            return f'lib.round_down({value}, "{kind}", {flush}{", True" if finite else ""})'
+        known = f", {sure}" if (sure := plain(node.args[0])) else ""
+        return f'lib.round_to({value}, "{kind}", {how == "up"}, {flush}{known})'
+
+    def _op_rcp(self, node: Node) -> str:
+        return f"lib.reciprocal{'_of_power' if inverse_of_power(node) else ''}({self._arg(node, 0)})"
 
     def _op_spread(self, node: Node) -> str:
         a = node.args[0]
@@ -395,10 +478,10 @@ class Printer:
         return f"tl.reshape(groups.hadamard({flat}, {node.attr[0]}), {shape})"
 
     def _op_argmax(self, node: Node) -> str:
-        return f"groups.argmax({self._names[id(node.args[0])]}, {self._live(node.args[0])})"
+        return f"groups.argmax({self._names[id(node.args[0])]}, {self._live(node.args[0])}, {self._all(node.args[0])})"
 
     def _op_top(self, node: Node) -> str:
-        return f"groups.top({self._names[id(node.args[0])]}, {self._live(node.args[0])}, {node.attr[0]})"
+        return f"groups.top({self._names[id(node.args[0])]}, {self._live(node.args[0])}, {node.attr[0]}, {self._all(node.args[0])})"
 
     def _op_first(self, node: Node) -> str:
         a = node.args[0]
@@ -440,135 +523,8 @@ class Printer:
         return text
 
 
+# Float types that arrays are rounded to by their bits.
+_SHORT = ("e4m3", "e5m2", "e2m1")
 _DTYPES = {"f32": "float32", "i32": "int32", "bool": "int1"}
-# Types of scales that neither saturate nor lose precision near 0: (type, how, flush).
-_SAFE_SCALES = (("bf16", "up", True), ("f32", "up", True))
 _MINUS_INF = 'float("-inf")'
 _PLUS_INF = 'float("inf")'
-
-
-def _all_finite(node: Node) -> Node | None:
-    """v where the node is any(not isfinite(v)) or all(isfinite(v))."""
-    if node.op == "rall" and node.args[0].op == "isfinite":
-        return node.args[0].args[0]
-    if node.op == "rany" and node.args[0].op == "invert" and node.args[0].args[0].op == "isfinite":
-        return node.args[0].args[0].args[0]
-    return None
-
-
-def _peak_of_clean(node: Node) -> tuple[Node, Node] | None:
-    """(bad, v) where the node is max(abs(select(bad, 0, v))) and bad says that v is not finite."""
-    if node.op != "rmax" or node.args[0].op != "abs":
-        return None
-    clean = node.args[0].args[0]
-    if clean.op != "select" or clean.args[1].op != "const" or clean.args[1].value != 0.0:
-        return None
-    bad, v = clean.args[0], clean.args[2]
-    return (bad, v) if bad.op == "rany" and _all_finite(bad) is v else None
-
-
-def _plain(node: Node) -> bool:
-    """Finite and not negative: the largest magnitude of a group that was cleaned, perhaps times a constant up to 1."""
-    if node.op == "mul" and node.args[1].op == "const" and 0.0 < node.args[1].value <= 1.0:
-        node = node.args[0]
-    return _peak_of_clean(node) is not None
-
-
-def _within(node: Node) -> tuple[Node, Node, Node] | None:
-    """(bad, v, inverse) where a `quantize` needs no clamp: -Q .. Q, nearest, of clean * inverse, with
-
-        clean = select(bad, 0, v)                                   bad: v is not finite
-        scale = select(bad, NaN, round_to(max(abs(clean)) * c, bf16 or f32 up, flushed)),  c = float32(1/Q)
-        inverse = rcp(select(scale == 0, 1, scale))
-
-    The scale is at least max(abs(clean)) * c but for 2^-24 of it, and so clean * inverse stays within Q (1 + 2^-20), which rounds to Q: the
-    product, the constant, the reciprocal (at worst a subnormal of 22 bits) and the last product each err by 2^-22 at most. A scale that was
-    flushed is 1, and the values then are below 2^-100; one that saturated (Q = 1 alone) leaves 1.004, which rounds to 1. A group that is not
-    finite has the inverse NaN, and NaN clamps to -Q.
-    """
-    if node.op != "quantize" or len(node.args) != 3 or node.args[0].op != "mul":
-        return None
-    low, high = node.args[1].value, node.args[2].value
-    clean, inverse = node.args[0].args
-    if low != -high or not 0 < high < 1 << 18 or clean.op != "select" or inverse.op != "rcp":
-        return None
-    nonzero = inverse.args[0]
-    if (
-        nonzero.op != "select"
-        or nonzero.args[0].op != "eq"
-        or nonzero.args[1].op != "const"
-        or nonzero.args[1].value != 1.0
-    ):
-        return None
-    scale = nonzero.args[2]
-    zero = nonzero.args[0].args
-    if zero[0] is not scale or zero[1].op != "const" or zero[1].value != 0.0 or scale.op != "select":
-        return None
-    bad, nan, rounded = scale.args
-    if nan.op != "const" or not math.isnan(nan.value) or rounded.op != "round_to" or rounded.attr not in _SAFE_SCALES:
-        return None
-    product = rounded.args[0]
-    if product.op != "mul" or product.args[1].op != "const" or product.args[1].value != f32(1.0 / f32(high)):
-        return None
-    found = _peak_of_clean(product.args[0])
-    if found is None or found[0] is not bad or product.args[0].args[0].args[0] is not clean:
-        return None
-    return bad, found[1], inverse
-
-
-def _nan_anyway(node: Node) -> bool:
-    """select(f != f, NaN, e) where e is NaN whenever f is."""
-    cond, nan, e = node.args
-    if cond.op != "ne" or cond.args[0] is not cond.args[1] or nan.op != "const" or nan.kind != "f32":
-        return False
-    return math.isnan(nan.value) and _carries_nan(e, cond.args[0])
-
-
-def _carries_nan(e: Node, f: Node) -> bool:
-    return e is f or (
-        e.op in ("add", "sub", "mul", "div") and e.kind == "f32" and any(_carries_nan(a, f) for a in e.args)
-    )
-
-
-def _rounded_already(node: Node) -> bool:
-    """Rounding to nearest of what was rounded to the same type, and masked at most."""
-    kind, how, flush = node.attr
-    inner = node.args[0]
-    return inner.op == "round_to" and how == "nearest" and not flush and inner.attr[0] == kind
-
-
-def fits(node: Node, bits: int, signed: bool) -> bool:
-    """Whether an integer node's values are known to fit a field."""
-    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
-    found = _range(node)
-    return found is not None and low <= found[0] and found[1] <= high
-
-
-def _range(node: Node) -> tuple[int, int] | None:
-    args = node.args
-    match node.op:
-        case "const":
-            return (node.value, node.value) if node.kind == "i32" else None
-        case "quantize":
-            return args[1].value, args[2].value
-        case "plane":
-            return 0, (1 << node.attr[1]) - 1
-        case "spread":
-            return _range(args[0])
-        case "select":
-            a, b = _range(args[1]), _range(args[2])
-            return (min(a[0], b[0]), max(a[1], b[1])) if a and b else None
-        case "and_bits":
-            bound = next((a.value for a in args if a.op == "const" and a.value >= 0), None)
-            return (0, bound) if bound is not None else None
-        case "min2" | "max2" if args[1].op == "const":
-            return _clamped(node)
-    return None
-
-
-def _clamped(node: Node) -> tuple[int, int] | None:
-    """min2(max2(v, lo), hi)."""
-    inner = node.args[0]
-    if node.op == "min2" and inner.op == "max2" and inner.args[1].op == "const":
-        return inner.args[1].value, node.args[1].value
-    return None

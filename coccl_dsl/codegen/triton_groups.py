@@ -53,6 +53,29 @@ def peak(v):
 
 
 @triton.jit
+def _min_or_nan(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def highest(v):
+    """The largest value of each group, NaN where the group has one."""
+    if INTERPRET:
+        return tl.where(any_of(v != v), float("nan"), largest(v))
+    else:
+        return tl.reduce(v, 1, _max_or_nan)
+
+
+@triton.jit
+def lowest(v):
+    """The least value of each group, NaN where the group has one."""
+    if INTERPRET:
+        return tl.where(any_of(v != v), float("nan"), least(v))
+    else:
+        return tl.reduce(v, 1, _min_or_nan)
+
+
+@triton.jit
 def _ordered(bits):
     """int32 that compare as the floats do, -0.0 below 0.0; its own inverse."""
     return bits ^ ((bits >> 31) & _MAGNITUDE)
@@ -144,20 +167,30 @@ def put(v, index, value):
 
 
 @triton.jit
-def argmax(v, live):
-    """[G] int32: the lowest index of the largest live element, NaN ignored; 0 where there is none."""
+def argmax(v, live, ALL: tl.constexpr):
+    """[G] int32: the lowest index of the largest live element, NaN ignored; 0 where there is none. ALL: every element is live."""
     P: tl.constexpr = v.shape[1]
-    best = largest(tl.where(live, v, float("nan")))
-    first = tl.min(tl.where(live & (v == best[:, None]), columns(P), P), 1)
+    best = largest(v if ALL else tl.where(live, v, float("nan")))
+    hit = v == best[:, None]
+    first = tl.min(tl.where(hit if ALL else hit & live, columns(P), P), 1)
     return tl.where(first == P, 0, first)
 
 
 @triton.jit
-def top(v, live, K: tl.constexpr):
+def extreme(v, peak):
+    """[G]: the first element of the largest magnitude, `peak` of finite values; its place and sign are found by one minimum."""
+    P: tl.constexpr = v.shape[1]
+    key = columns(P) * 2 + (as_int(v).to(tl.uint32, bitcast=True) >> 31).to(tl.int32, bitcast=True)
+    first = tl.min(tl.where(tl.abs(v) == peak[:, None], key, 2 * P), 1)
+    return as_float(as_int(peak) | (first << 31))
+
+
+@triton.jit
+def top(v, live, K: tl.constexpr, ALL: tl.constexpr):
     """[G, P] bool: the K largest live elements, ties to the lowest index, NaN never."""
     P: tl.constexpr = v.shape[1]
     NONE: tl.constexpr = -0x80000000
-    key = tl.where(live & (v == v), _ordered(as_int(v + 0.0)), NONE)
+    key = tl.where(v == v if ALL else live & (v == v), _ordered(as_int(v + 0.0)), NONE)
     taken = tl.zeros(v.shape, tl.int32)
     for _ in range(K):
         best = tl.max(key, 1)

@@ -18,6 +18,9 @@ from typing import Any
 import triton
 import triton.language as tl
 from triton import knobs
+from triton.language.target_info import cuda_capability_geq
+
+from .ptx import eight_bits, odd_values
 
 INTERPRET = tl.constexpr(bool(knobs.runtime.interpret))
 
@@ -38,39 +41,11 @@ _FORMATS: dict[str, tuple[int, int, int, int, bool, int]] = {
 }
 
 
-def _odd_values(type: str) -> str:
-    """PTX that rounds eight floats to a 16-bit type: the hardware's conversion, and a seldom taken branch for NaN and what overflows.
-
-    The hardware gives Inf for what overflows and another NaN than the canonical one; the test costs one instruction a value.
-    """
-    largest, nan, convert = {
-        "bf16": ("0f7F7F0000", "0x7FC0", "cvt.rn.bf16x2.f32"),
-        "f16": ("0f477FE000", "0x7E00", "cvt.rn.f16x2.f32"),
-    }[type]
-    text = ["{", ".reg .pred odd, inf, nan;", ".reg .f32 m, low, high;", ".reg .b16 l, h;"]
-    for i in range(8):
-        text.append(f"abs.f32 m, ${4 + i};")
-        text.append(f"setp.gtu.f32 odd, m, {largest};" if i == 0 else f"setp.gtu.or.f32 odd, m, {largest}, odd;")
-    text += [f"{convert} ${i}, ${5 + 2 * i}, ${4 + 2 * i};" for i in range(4)]
-    text.append("@!odd bra done;")
-    for i in range(4):
-        for name, arg in (("low", 4 + 2 * i), ("high", 5 + 2 * i)):
-            text.append(f"abs.f32 m, ${arg};")
-            text.append("setp.eq.f32 inf, m, 0f7F800000;")
-            text.append(f"min.f32 {name}, m, {largest};")
-            text.append(f"copysign.f32 {name}, ${arg}, {name};")
-            text.append(f"selp.f32 {name}, ${arg}, {name}, inf;")
-        text.append(f"{convert} ${i}, high, low;")
-        text.append(f"mov.b32 {{l, h}}, ${i};")
-        for half, arg in (("l", 4 + 2 * i), ("h", 5 + 2 * i)):
-            text.append(f"setp.nan.f32 nan, ${arg}, ${arg};")
-            text.append(f"@nan mov.b16 {half}, {nan};")
-        text.append(f"mov.b32 ${i}, {{l, h}};")
-    return "\n".join([*text, "done:", "}"])
-
-
-_ROUND_BF16 = tl.constexpr(_odd_values("bf16"))
-_ROUND_F16 = tl.constexpr(_odd_values("f16"))
+_ROUND_BF16 = tl.constexpr(odd_values("bf16", False))
+_ROUND_BF16_PAIRS = tl.constexpr(odd_values("bf16", True))
+_ROUND_F16_PAIRS = tl.constexpr(odd_values("f16", True))
+_E4M3 = tl.constexpr(eight_bits("e4m3"))
+_E5M2 = tl.constexpr(eight_bits("e5m2"))
 _EIGHT = tl.constexpr("=&r,=&r,=&r,=&r,f,f,f,f,f,f,f,f")
 
 
@@ -145,20 +120,21 @@ def _round_float(v, TYPE: tl.constexpr, UP: tl.constexpr, FLUSH: tl.constexpr, P
             near = tl.where(near < size, near + 2.0 ** (LOW - MANTISSA), near)
         rounded = tl.where(magnitude < ((LOW + 127) << 23), as_int(near), rounded)
     rounded = tl.minimum(rounded, LARGEST)
-    if not PLAIN:
+    if PLAIN < 2:
         if _format(TYPE, 4):
             rounded = tl.where(magnitude == _INF, _INF, rounded)
+    if PLAIN == 0:
         rounded = rounded | (bits ^ magnitude)
     if FLUSH:
-        rounded = tl.where((rounded & _MAGNITUDE) < 0x800000, 0, rounded)
-    if not PLAIN:
+        rounded = tl.where((rounded if PLAIN else rounded & _MAGNITUDE) < 0x800000, 0, rounded)
+    if PLAIN == 0:
         rounded = tl.where(magnitude > _INF, LARGEST if TYPE == "e2m1" else _NAN, rounded)
     return as_float(rounded)
 
 
 @triton.jit
-def round_to(v, TYPE: tl.constexpr, UP: tl.constexpr, FLUSH: tl.constexpr, PLAIN: tl.constexpr = False):
-    """The values that fields of TYPE hold for `v`: casts.round_to. PLAIN: v is finite and not negative, which saves half the work."""
+def round_to(v, TYPE: tl.constexpr, UP: tl.constexpr, FLUSH: tl.constexpr, PLAIN: tl.constexpr = 0):
+    """The values that fields of TYPE hold for `v`: casts.round_to. PLAIN saves work: 1, v is neither negative nor NaN; 2, and it is finite."""
     if TYPE == "e8m0":
         return _power_of_two(v, UP)
     else:
@@ -166,8 +142,17 @@ def round_to(v, TYPE: tl.constexpr, UP: tl.constexpr, FLUSH: tl.constexpr, PLAIN
 
 
 @triton.jit
-def round_down(v, TYPE: tl.constexpr, FLUSH: tl.constexpr):
+def round_down(v, TYPE: tl.constexpr, FLUSH: tl.constexpr, FINITE: tl.constexpr = False):
     """casts.round_to towards -inf: what `up` gives where v is negative, and the largest value up to v elsewhere."""
+    if FINITE and (TYPE == "bf16" or TYPE == "f32"):
+        whole = as_int(v)
+        if TYPE == "bf16":
+            magnitude = whole & _MAGNITUDE
+            lower = (magnitude + ((whole >> 31) & 0xFFFF)) & -0x10000
+            whole = tl.minimum(lower, _format(TYPE, 3)) | (whole ^ magnitude)
+        if FLUSH:
+            whole = tl.where((whole & _MAGNITUDE) < 0x800000, 0, whole)
+        return as_float(whole)
     up = round_to(v, TYPE, True, FLUSH)
     bits = as_int(v)
     if TYPE == "e8m0":
@@ -193,8 +178,44 @@ def to_bits16(v, TYPE: tl.constexpr):
     if INTERPRET:
         return encode(round_to(v, TYPE, False, False), TYPE).to(tl.int16)
     else:
-        ROUND: tl.constexpr = _ROUND_BF16 if TYPE == "bf16" else _ROUND_F16
+        BF16: tl.constexpr = _ROUND_BF16_PAIRS if cuda_capability_geq(9, 0) else _ROUND_BF16
+        ROUND: tl.constexpr = BF16 if TYPE == "bf16" else _ROUND_F16_PAIRS
         return tl.inline_asm_elementwise(ROUND, _EIGHT, [v], dtype=tl.int16, is_pure=True, pack=8)
+
+
+@triton.jit
+def power_of_two(i):
+    """round_to(ldexp(1, i), e8m0, nearest): 2^i within 2^-127 .. 2^127."""
+    return as_float(tl.where(i < -126, 0x400000, (tl.minimum(i, 127) + 127) << 23))
+
+
+@triton.jit
+def reciprocal_of_power(v):
+    """IEEE 1/v for values of e8m0: NaN or 2^-127 .. 2^127."""
+    bits = as_int(v)
+    inverse = tl.where(bits == 0x400000, 0x7F000000, 0x7F000000 - bits)
+    inverse = tl.where(bits == 0x7F000000, 0x400000, inverse)
+    return as_float(tl.where(bits > _INF, _NAN, inverse))
+
+
+@triton.jit
+def nearest_bits(v, TYPE: tl.constexpr):
+    """encode(round_to(v, TYPE, nearest)) for whole arrays of short floats: int8 of 8-bit types, int32 of e2m1."""
+    if TYPE == "e2m1":
+        # From 1 on by bits, with units of the last place of 0.5, 1 and 2; below by a sum whose last place is 0.5. NaN becomes 6.
+        within = tl.maximum(tl.minimum(v, 6.0), -6.0)
+        if INTERPRET:
+            within = tl.where(v == v, within, 6.0)
+        bits = as_int(within)
+        size = bits & _MAGNITUDE
+        large = ((size + 0x1FFFFF + ((size >> 22) & 1)) >> 22) - 252
+        small = as_int(as_float(size) + 6291456.0) - 0x4AC00000
+        return tl.where(size < 0x3F800000, small, large) | ((bits >> 28) & 8)
+    elif INTERPRET or not cuda_capability_geq(8, 9):
+        return encode(round_to(v, TYPE, False, False), TYPE).to(tl.int8)
+    else:
+        ROUND: tl.constexpr = _E4M3 if TYPE == "e4m3" else _E5M2
+        return tl.inline_asm_elementwise(ROUND, "=r,f,f,f,f", [v], dtype=tl.int8, is_pure=True, pack=4)
 
 
 @triton.jit
@@ -237,7 +258,9 @@ def encode(v, TYPE: tl.constexpr):
 
 @triton.jit
 def decode(bits, TYPE: tl.constexpr):
-    """The float32 values of fields' bits (int32): casts.decode."""
+    """The float32 values of fields' bits (int32, or int8 as nearest_bits gives): casts.decode."""
+    if bits.dtype == tl.int8:
+        bits = bits.to(tl.int32) & 0xFF
     if TYPE == "e8m0":
         return as_float(tl.where(bits == 0xFF, _NAN, tl.where(bits == 0, 0x400000, bits << 23)))
     elif TYPE == "f32":
@@ -305,8 +328,7 @@ def quantize(v, LO: tl.constexpr, HI: tl.constexpr):
     else:
         v = tl.minimum(tl.maximum(v, LO * 1.0), HI * 1.0)
     # Adding 1.5 * 2^23 rounds to a whole number, which then also stands in the low bits.
-    shifted = v + _MAGIC
-    return as_int(shifted) - _MAGIC_BITS, shifted - _MAGIC
+    return quantize_within(v)
 
 
 @triton.jit
@@ -318,7 +340,7 @@ def quantize_within(v):
 
 @triton.jit
 def quantize_random(v, u, LO: tl.constexpr, HI: tl.constexpr):
-    """`v` clamped and rounded down, or up where u < v - floor(v): the codes as int32 and as float32."""
+    """`v` clamped and rounded down, or up where u < v - floor(v): what `quantize` gives."""
     if INTERPRET:
         v = tl.where(v > LO, v, LO * 1.0)
         v = tl.where(v < HI, v, HI * 1.0)
@@ -490,17 +512,24 @@ def place(address, DTYPE: tl.constexpr, STEP: tl.constexpr):
 
 @triton.jit
 def store_codes(
-    address, code, left, LENGTH: tl.constexpr, BITS: tl.constexpr, SIGNED: tl.constexpr, FULL: tl.constexpr
+    address,
+    code,
+    left,
+    LENGTH: tl.constexpr,
+    BITS: tl.constexpr,
+    SIGNED: tl.constexpr,
+    FULL: tl.constexpr,
 ):
     """Store int32 [G, P], LENGTH values a group of BITS bits, low bits first; `left` groups exist. Codes fit their bits.
 
     Whole tiles go out as 32-bit words. A word is the wrapping sum of its codes, each shifted to its place: one instruction a code. A bias makes
-    signed codes positive before the sum, and comes off by the last xor.
+    signed codes positive before the sum, and comes off by the last xor. int8 codes are stored as they are.
     """
     G: tl.constexpr = code.shape[0]
     P: tl.constexpr = code.shape[1]
     STEP: tl.constexpr = G * LENGTH * BITS // 8
-    UNIT: tl.constexpr = BITS if BITS >= 16 else (32 if FULL and LENGTH == P and STEP % 4 == 0 else 8)
+    WORDS: tl.constexpr = FULL and LENGTH == P and STEP % 4 == 0 and code.dtype == tl.int32
+    UNIT: tl.constexpr = BITS if BITS >= 16 else (32 if WORDS else 8)
     EACH: tl.constexpr = UNIT // BITS
     if EACH > 1:
         lanes = tl.reshape(code, (G * P // EACH, EACH))

@@ -33,7 +33,8 @@ from dataclasses import dataclass
 from ..plan.ops import Signature
 from ..wire.codec import FRAME, TYPES, Codec, Field, Node, walk
 from ..wire.layout import ALIGN, frame_bytes
-from .triton_graph import Printer, fits, width
+from .triton_graph import Printer, width
+from .triton_patterns import fits
 
 # Elements of a whole tile, of a small one, and of a warp in a whole one: small tiles start
 # the link early; see benchmarks/results/nvlink.json.
@@ -424,6 +425,8 @@ class _Kernel:
             value = f"tl.full([], {value}, tl.{'float32' if node.kind == 'f32' else 'int32'})"
         if f.per == "group" and node.scope != "group":
             value = f"tl.full([TILE // {codec.group}], {value}, tl.{'float32' if node.kind == 'f32' else 'int32'})"
+        if f.per == "array" and id(node) in printer.bits:
+            return printer.bits[id(node)]
         code = printer.fresh(f"{f.name}_bits")
         if not f.integer and f.type == "f16" and f.per == "array":
             self.o.add(f'{code} = lib.to_bits16({value}, "f16")')

@@ -1,6 +1,7 @@
 """Race tests of the symm transport: random sleeps before every kernel, drained wires overwritten, no host synchronisation for 200 calls.
 
-Each argument is PLAN[+PLAN...][/DEPTH][!WAIT]: with `!level:K` or `!credits` that wait is removed, and results must then be wrong.
+Each argument is PLAN[+PLAN...][/DEPTH][@ARENA][!WAIT]. @ARENA: the ops share a session's arena of so many KiB, and run in passes where it is
+small. With `!level:K`, `!credits` or `!turns` (of a shared arena) that wait is removed, and results must then be wrong.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from coccl_dsl.codegen.signals import sleep
 from coccl_dsl.pipeline import load
 from coccl_dsl.plan.ops import Credits, Exchange, Launch
 from coccl_dsl.runtime.executor import ExchangeCall
+from coccl_dsl.runtime.session import open_session
 
 CALLS = 200
 LONGEST_NS = 2_000_000
@@ -105,6 +107,15 @@ class _Noisy:
 def break_op(op, what: str) -> None:
     """Remove one wait, or the credits, on purpose."""
     transport = op.transport
+    if what == "turns":
+        begin, transport.reuses = transport.begin, False
+
+        def without_turns():
+            transport.memory.user = transport
+            begin()
+
+        transport.begin = without_turns
+        return
     if what == "credits":
         awaited = [0] * dist.get_world_size()  # the receiver of a send_recv awaits none
         dist.all_gather_object(awaited, len(transport.credits.awaits))
@@ -124,8 +135,9 @@ def break_op(op, what: str) -> None:
     transport._signal = without
 
 
-def prepared_cases(names: list[str], n: int, device: torch.device, depth: int, broken: str):
+def prepared_cases(names: list[str], n: int, device: torch.device, depth: int, arena: int, broken: str):
     cases = []
+    session = open_session(dist.group.WORLD, device, arena_bytes=arena << 10, transport="symm") if arena else None
     for i, name in enumerate(names):
         c = load(name)
         mesh = mesh_for(c, n)
@@ -133,7 +145,10 @@ def prepared_cases(names: list[str], n: int, device: torch.device, depth: int, b
         bound = dict.fromkeys(c.program().codecs, "int8" if i % 2 == 0 else "int4")
         xs = [inputs(n, count, torch.bfloat16, 10 * i + s, device) for s in range(4)]
         want = [simulate(c, x, mesh=mesh, **bound)[dist.get_rank()] for x in xs]
-        op = c.bind(like=xs[0][0], mesh=mesh, transport="symm", depth=depth, **bound)
+        if session is not None:
+            op = session.bind(c, dtype=torch.bfloat16, capacity=count, mesh=mesh, depth=depth, compressors=bound)
+        else:
+            op = c.bind(like=xs[0][0], mesh=mesh, transport="symm", depth=depth, **bound)
         if broken:
             break_op(op, broken)
         Chaos(op, 1000 * dist.get_rank() + i)
@@ -141,9 +156,9 @@ def prepared_cases(names: list[str], n: int, device: torch.device, depth: int, b
     return cases
 
 
-def run(names: list[str], calls: int, depth: int, broken: str, device: torch.device) -> int:
+def run(names: list[str], calls: int, depth: int, arena: int, broken: str, device: torch.device) -> int:
     """Number of wrong outputs of all ranks; the ops are called in turn."""
-    cases = prepared_cases(names, dist.get_world_size(), device, depth, broken)
+    cases = prepared_cases(names, dist.get_world_size(), device, depth, arena, broken)
     for _, op, xs, _ in cases:
         op(xs[0])
     torch.cuda.synchronize()
@@ -170,9 +185,10 @@ def main() -> None:
     failed = []
     for spec in a.specs:
         rest, _, broken = spec.partition("!")
+        rest, _, arena = rest.partition("@")
         plans, _, depth = rest.partition("/")
         began = time.perf_counter()
-        wrong = run(plans.split("+"), a.calls, int(depth or 1), broken, device)
+        wrong = run(plans.split("+"), a.calls, int(depth or 1), int(arena or 0), broken, device)
         if bool(wrong) != bool(broken):
             failed.append(spec)
         if dist.get_rank() == 0:

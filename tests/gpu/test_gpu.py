@@ -21,7 +21,10 @@ BREAKS = [
     "one_shot!credits",
     "send_recv!level:0",
     "send_recv!credits",
+    "two_shot+all_gather_direct+ring@4096!turns",
+    "reduce_scatter_direct@4096!turns",
 ]
+SHARED = "two_shot+all_gather_direct+reduce_scatter_direct+ring+all_to_all_direct"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
@@ -95,11 +98,12 @@ def test_a_missing_peer_is_named():
 
 def test_random_delays_change_no_bit():
     interleaved = "two_shot+all_gather_direct+reduce_scatter_direct+ring"
-    print(workers.launch("races.py", 2, *PLANS, *(f"{p}/2" for p in PLANS), interleaved, timeout=300))
+    shared = [f"{SHARED}@4096", f"{SHARED}/2@4096", f"{SHARED}@100"]
+    print(workers.launch("races.py", 2, *PLANS, *(f"{p}/2" for p in PLANS), interleaved, *shared, timeout=300))
 
 
 def test_random_delays_on_four_ranks():
-    print(workers.launch("races.py", 4, "two_shot", "all_gather_direct+ring", "--calls", "60"))
+    print(workers.launch("races.py", 4, "two_shot", "all_gather_direct+ring", f"{SHARED}@200", "--calls", "60"))
 
 
 def test_every_wait_and_credit_is_needed():

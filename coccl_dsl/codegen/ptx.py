@@ -1,0 +1,66 @@
+"""Inline assembly of generated kernels: conversions of several floats at once, by the hardware, mended where its rules are not ours."""
+
+from __future__ import annotations
+
+
+def odd_values(type: str, pairs: bool) -> str:
+    """PTX that rounds eight floats to a 16-bit type: the hardware's conversion, and a seldom taken branch for NaN and what overflows.
+
+    The hardware gives Inf for what overflows and another NaN than the canonical one. The test costs an instruction a value, or with `pairs`,
+    where the largest of the results is tested, less.
+    """
+    largest, nan, convert, inf = {
+        "bf16": ("0f7F7F0000", "0x7FC0", "cvt.rn.bf16x2.f32", "0x7F807F80"),
+        "f16": ("0f477FE000", "0x7E00", "cvt.rn.f16x2.f32", "0x7C007C00"),
+    }[type]
+    text = [
+        "{",
+        ".reg .pred odd, inf, nan, even;",
+        ".reg .f32 m, low, high;",
+        ".reg .b16 l, h;",
+        ".reg .b32 most0, most2;",
+    ]
+    text += [f"{convert} ${i}, ${5 + 2 * i}, ${4 + 2 * i};" for i in range(4)]
+    if pairs:
+        for a, b in ((0, 1), (2, 3)):
+            text.append(f"max.NaN.xorsign.abs.{type}x2 most{a}, ${a}, ${b};")
+        text.append(f"max.NaN.xorsign.abs.{type}x2 most0, most0, most2;")
+        text += [f"abs.{type}x2 most0, most0;", f"mov.b32 most2, {inf};"]
+        text += [f"setp.geu.{type}x2 odd|even, most0, most2;", "or.pred odd, odd, even;"]
+    else:
+        for i in range(8):
+            text.append(f"abs.f32 m, ${4 + i};")
+            text.append(f"setp.gtu.f32 odd, m, {largest};" if i == 0 else f"setp.gtu.or.f32 odd, m, {largest}, odd;")
+    text.append("@!odd bra done;")
+    for i in range(4):
+        for name, arg in (("low", 4 + 2 * i), ("high", 5 + 2 * i)):
+            text.append(f"abs.f32 m, ${arg};")
+            text.append("setp.eq.f32 inf, m, 0f7F800000;")
+            text.append(f"min.f32 {name}, m, {largest};")
+            text.append(f"copysign.f32 {name}, ${arg}, {name};")
+            text.append(f"selp.f32 {name}, ${arg}, {name}, inf;")
+        text.append(f"{convert} ${i}, high, low;")
+        text.append(f"mov.b32 {{l, h}}, ${i};")
+        for half, arg in (("l", 4 + 2 * i), ("h", 5 + 2 * i)):
+            text.append(f"setp.nan.f32 nan, ${arg}, ${arg};")
+            text.append(f"@nan mov.b16 {half}, {nan};")
+        text.append(f"mov.b32 ${i}, {{l, h}};")
+    return "\n".join([*text, "done:", "}"])
+
+
+def eight_bits(type: str) -> str:
+    """PTX that rounds four floats to 8-bit ones, packed. The hardware saturates Inf too, which e5m2 has: a seldom taken branch puts it back."""
+    text = ["{", ".reg .b16 low, high;", ".reg .pred odd, inf;", ".reg .f32 m;", ".reg .b32 c;"]
+    text += [f"cvt.rn.satfinite.{type}x2.f32 low, $2, $1;", f"cvt.rn.satfinite.{type}x2.f32 high, $4, $3;"]
+    text.append("mov.b32 $0, {low, high};")
+    if type == "e5m2":
+        for i in range(4):
+            text.append(f"abs.f32 m, ${1 + i};")
+            text.append(f"setp.eq{'.or' if i else ''}.f32 odd, m, 0f7F800000{', odd' if i else ''};")
+        text.append("@!odd bra done;")
+        for i in range(4):
+            text += [f"abs.f32 m, ${1 + i};", "setp.eq.f32 inf, m, 0f7F800000;", f"mov.b32 c, ${1 + i};"]
+            text += ["shr.u32 c, c, 24;", "and.b32 c, c, 0x80;", "or.b32 c, c, 0x7C;"]
+            text.append(f"@inf bfi.b32 $0, c, $0, {8 * i}, 8;")
+        text.append("done:")
+    return "\n".join([*text, "}"])

@@ -1,0 +1,228 @@
+"""Shapes of compressor graphs that have a cheaper statement with the same bits; triton_graph.py prints it, and lists them."""
+
+from __future__ import annotations
+
+import math
+
+from ..wire.builtins import f32
+from ..wire.codec import Codec, Node, walk
+
+# Types of scales that neither saturate nor lose precision near 0: (type, how, flush).
+_SAFE_SCALES = (("bf16", "up", True), ("f32", "up", True))
+
+
+def all_finite(node: Node) -> Node | None:
+    """v where the node is any(not isfinite(v)) or all(isfinite(v))."""
+    if node.op == "rall" and node.args[0].op == "isfinite":
+        return node.args[0].args[0]
+    if node.op == "rany" and node.args[0].op == "invert" and node.args[0].args[0].op == "isfinite":
+        return node.args[0].args[0].args[0]
+    return None
+
+
+def peak_of_clean(node: Node) -> tuple[Node, Node] | None:
+    """(bad, v) where the node is max(abs(select(bad, 0, v))) and bad says that v is not finite."""
+    if node.op != "rmax" or node.args[0].op != "abs":
+        return None
+    clean = node.args[0].args[0]
+    if clean.op != "select" or clean.args[1].op != "const" or clean.args[1].value != 0.0:
+        return None
+    bad, v = clean.args[0], clean.args[2]
+    return (bad, v) if bad.op == "rany" and all_finite(bad) is v else None
+
+
+def clean_of(node: Node) -> tuple[Node, Node] | None:
+    """(bad, v) where the node is select(bad, 0, v) and bad says that v is not finite."""
+    if node.op != "select" or node.args[1].op != "const" or node.args[1].value != 0.0:
+        return None
+    bad, v = node.args[0], node.args[2]
+    return (bad, v) if bad.op == "rany" and all_finite(bad) is v else None
+
+
+def end_of_clean(node: Node, ops: tuple[str, ...] = ("rmax", "rmin")) -> tuple[Node, Node] | None:
+    """(bad, v) where the node is the largest or the least of select(bad, 0, v)."""
+    return clean_of(node.args[0]) if node.op in ops else None
+
+
+def spans(codec: Codec) -> set[int]:
+    """ids of arrays whose largest and least values are asked for, cleaned, and whose largest magnitude is not."""
+    roots = [*codec.compress.values(), codec.reopened, *codec.sender_updates.values(), *codec.flags.values()]
+    found: dict[str, set[int]] = {"rmax": set(), "rmin": set(), "peak": set()}
+    for node in walk(roots):
+        end, peak = end_of_clean(node), peak_of_clean(node)
+        if end is not None:
+            found[node.op].add(id(end[1]))
+        if peak is not None:
+            found["peak"].add(id(peak[1]))
+    return (found["rmax"] & found["rmin"]) - found["peak"]
+
+
+def extreme_of(node: Node) -> tuple[Node, Node] | None:
+    """(bad, v) where the node is at(clean, argmax(abs(clean))), clean = select(bad, 0, v)."""
+    if node.op != "at" or node.args[1].op != "argmax":
+        return None
+    size = node.args[1].args[0]
+    return clean_of(node.args[0]) if size.op == "abs" and size.args[0] is node.args[0] else None
+
+
+def plain(node: Node) -> int:
+    """What `round_to` may rely on: 2, finite and not negative: the largest magnitude of a group that was cleaned, perhaps times a constant up
+    to 1; 1, not negative and not NaN: the largest value less a bound below the least one, times a constant."""
+    scaled = node.op == "mul" and node.args[1].op == "const" and node.args[1].value > 0.0
+    inner = node.args[0] if scaled else node
+    if peak_of_clean(inner) is not None:
+        return 2 if not scaled or node.args[1].value <= 1.0 else 0
+    if inner.op != "sub" or inner.args[1].op != "round_to" or inner.args[1].attr[1] != "down":
+        return 0
+    top, low = end_of_clean(inner.args[0], ("rmax",)), end_of_clean(inner.args[1].args[0], ("rmin",))
+    return int(top is not None and top == low)
+
+
+def nan_where_bad(node: Node) -> Node | None:
+    """`bad` where the node is NaN for groups that are bad, and known to be by its form."""
+    match node.op:
+        case "select" if node.args[1].op == "const" and node.args[1].kind == "f32":
+            value = node.args[1].value
+            if math.isnan(value):
+                return node.args[0]
+            # select(s == 0, 1, s) is NaN where s is.
+            cond = node.args[0]
+            if cond.op == "eq" and cond.args[0] is node.args[2]:
+                return nan_where_bad(node.args[2])
+        case "rcp":
+            return nan_where_bad(node.args[0])
+        case "mul":
+            return nan_where_bad(node.args[0]) or nan_where_bad(node.args[1])
+    return None
+
+
+def uncleaned(node: Node) -> tuple[Node, Node | None, Node] | None:
+    """(v, low, inverse) where the node rounds select(bad, 0, v) * inverse, or (select(bad, 0, v) - low) * inverse, and inverse is NaN where
+    bad: NaN comes of any value then, and v needs no cleaning."""
+    if node.op not in ("round_to", "quantize") or node.args[0].op != "mul" or node.args[0].scope != "array":
+        return None
+    a, inverse = node.args[0].args
+    bad = nan_where_bad(inverse)
+    low = a.args[1] if a.op == "sub" else None
+    clean = clean_of(a.args[0] if a.op == "sub" else a)
+    if bad is None or clean is None or clean[0] is not bad or (low is not None and low.scope != "group"):
+        return None
+    return clean[1], low, inverse
+
+
+def power_of_two(node: Node) -> Node | None:
+    """i where the node is round_to(ldexp(1, i), e8m0)."""
+    if node.op != "round_to" or node.attr[:2] != ("e8m0", "nearest") or node.args[0].op != "ldexp":
+        return None
+    one, power = node.args[0].args
+    return power if one.op == "const" and one.value == 1.0 else None
+
+
+def inverse_of_power(node: Node) -> bool:
+    """rcp of what an e8m0 field holds, or of NaN."""
+    if node.op != "rcp":
+        return False
+    scale = node.args[0]
+    if scale.op == "select" and nan_where_bad(scale) is not None:
+        scale = scale.args[2]
+    return scale.op == "round_to" and scale.attr[0] == "e8m0"
+
+
+def within(node: Node) -> tuple[Node, Node, Node] | None:
+    """(bad, v, inverse) where a `quantize` needs no clamp: -Q .. Q, nearest, of clean * inverse, with
+
+        clean = select(bad, 0, v)                                   bad: v is not finite
+        scale = select(bad, NaN, round_to(max(abs(clean)) * c, bf16 or f32 up, flushed)),  c = float32(1/Q)
+        inverse = rcp(select(scale == 0, 1, scale))
+
+    The scale is at least max(abs(clean)) * c but for 2^-24 of it, and so clean * inverse stays within Q (1 + 2^-20), which rounds to Q: the
+    product, the constant, the reciprocal (at worst a subnormal of 22 bits) and the last product each err by 2^-22 at most. A scale that was
+    flushed is 1, and the values then are below 2^-100; one that saturated (Q = 1 alone) leaves 1.004, which rounds to 1. A group that is not
+    finite has the inverse NaN, and NaN clamps to -Q.
+    """
+    if node.op != "quantize" or len(node.args) != 3 or node.args[0].op != "mul":
+        return None
+    low, high = node.args[1].value, node.args[2].value
+    clean, inverse = node.args[0].args
+    if low != -high or not 0 < high < 1 << 18 or clean.op != "select" or inverse.op != "rcp":
+        return None
+    nonzero = inverse.args[0]
+    if (
+        nonzero.op != "select"
+        or nonzero.args[0].op != "eq"
+        or nonzero.args[1].op != "const"
+        or nonzero.args[1].value != 1.0
+    ):
+        return None
+    scale = nonzero.args[2]
+    zero = nonzero.args[0].args
+    if zero[0] is not scale or zero[1].op != "const" or zero[1].value != 0.0 or scale.op != "select":
+        return None
+    bad, nan, rounded = scale.args
+    if nan.op != "const" or not math.isnan(nan.value) or rounded.op != "round_to" or rounded.attr not in _SAFE_SCALES:
+        return None
+    product = rounded.args[0]
+    if product.op != "mul" or product.args[1].op != "const" or product.args[1].value != f32(1.0 / f32(high)):
+        return None
+    found = peak_of_clean(product.args[0])
+    if found is None or found[0] is not bad or product.args[0].args[0].args[0] is not clean:
+        return None
+    return bad, found[1], inverse
+
+
+def nan_anyway(node: Node) -> bool:
+    """select(f != f, NaN, e) where e is NaN whenever f is."""
+    cond, nan, e = node.args
+    if cond.op != "ne" or cond.args[0] is not cond.args[1] or nan.op != "const" or nan.kind != "f32":
+        return False
+    return math.isnan(nan.value) and _carries_nan(e, cond.args[0])
+
+
+def _carries_nan(e: Node, f: Node) -> bool:
+    return e is f or (
+        e.op in ("add", "sub", "mul", "div") and e.kind == "f32" and any(_carries_nan(a, f) for a in e.args)
+    )
+
+
+def rounded_already(node: Node) -> bool:
+    """Rounding to nearest of what was rounded to the same type, and masked at most."""
+    kind, how, flush = node.attr
+    inner = node.args[0]
+    return inner.op == "round_to" and how == "nearest" and not flush and inner.attr[0] == kind
+
+
+def fits(node: Node, bits: int, signed: bool) -> bool:
+    """Whether an integer node's values are known to fit a field."""
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    found = _range(node)
+    return found is not None and low <= found[0] and found[1] <= high
+
+
+def _range(node: Node) -> tuple[int, int] | None:
+    args = node.args
+    match node.op:
+        case "const":
+            return (node.value, node.value) if node.kind == "i32" else None
+        case "quantize":
+            return args[1].value, args[2].value
+        case "plane":
+            return 0, (1 << node.attr[1]) - 1
+        case "spread":
+            return _range(args[0])
+        case "select":
+            a, b = _range(args[1]), _range(args[2])
+            return (min(a[0], b[0]), max(a[1], b[1])) if a and b else None
+        case "and_bits":
+            bound = next((a.value for a in args if a.op == "const" and a.value >= 0), None)
+            return (0, bound) if bound is not None else None
+        case "min2" | "max2" if args[1].op == "const":
+            return _clamped(node)
+    return None
+
+
+def _clamped(node: Node) -> tuple[int, int] | None:
+    """min2(max2(v, lo), hi)."""
+    inner = node.args[0]
+    if node.op == "min2" and inner.op == "max2" and inner.args[1].op == "const":
+        return inner.args[1].value, node.args[1].value
+    return None
