@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Parallel dimensions: data, sharded data, tensor, pipeline, expert, context.
 ROLES = ("dp", "fsdp", "tp", "pp", "ep", "cp")
@@ -100,6 +100,11 @@ class Rule:
             if any(s.takes(role, call.op, call.direction) for s in self.on):
                 return role
         return None
+
+    def may_take(self, call: Call) -> bool:
+        """Whether it can be for a call of this op and these roles, of any direction, dtype and size."""
+        ways = (call.direction,) if call.direction else ("", *DIRECTIONS)
+        return any(self.role_of(replace(call, direction=way)) is not None for way in ways)
 
     def misses(self, call: Call) -> str:
         """Why the rule, which is for the call's role and op, does not take it; "" where it does."""

@@ -181,7 +181,8 @@ class _Reader:
         if names is not None:
             names = [n for n in names if self.one_of((*path, "dtype"), n, DTYPES, "`dtype`")] or None
         asked_least, most = self.size(given, path, "min_bytes"), self.size(given, path, "max_bytes")
-        least = asked_least if asked_least is not None else 0 if given.get("compressor") == NATIVE else MIN_BYTES
+        usual = 0 if given.get("compressor") == NATIVE else MIN_BYTES if most is None else min(MIN_BYTES, most)
+        least = asked_least if asked_least is not None else usual
         if most is not None and most < least:
             self.wrong((*path, "max_bytes"), f"`max_bytes` {most} is below `min_bytes` {least}", code="E603")
         after = self.number(given, path, "after_step", 0)

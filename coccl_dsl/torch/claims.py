@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from .groups import Groups
 
 
-REDUCING = (
-    "allreduce",
-    "allreduce_coalesced",
-    "reduce",
-    "reduce_scatter",
+# What FSDP2 calls with PREMUL_SUM.
+SCATTERING = (
     "reduce_scatter_single",
     "_reduce_scatter_base",
     "reduce_scatter_single_coalesced",
@@ -37,7 +34,7 @@ REDUCING = (
 def install(patches: Patches, groups: Groups) -> None:
     """Wrap what is imported, and what will be."""
     own = _Claims(patches, groups)
-    for name in REDUCING:
+    for name in SCATTERING:
         patches.wrap(dist.ProcessGroup, name, own.premul)
     patches.wrap(dist.ProcessGroup, "_start_coalescing", own.coalescing(1))
     patches.wrap(dist.ProcessGroup, "_end_coalescing", own.coalescing(-1))
@@ -49,6 +46,7 @@ def install(patches: Patches, groups: Groups) -> None:
     patches.on_import("torch.distributed.tensor.parallel.api", own.tensor_parallel)
     patches.on_import("torch.distributed.tensor.parallel", own.tensor_parallel)
     patches.on_import("torch.distributed.tensor._api", own.full_tensor)
+    patches.on_import("torch.distributed._state_dict_utils", own.state_dicts)
     patches.on_import("torch.distributed.fsdp._state_dict_utils", own.fsdp1_state)
 
 
@@ -172,6 +170,7 @@ class _Claims:
             def call(own: Any, *args: Any, **kwargs: Any) -> None:
                 native(own, *args, **kwargs)
                 self.groups.claimed(own.process_group, "fsdp")
+                roles.says_when(own.process_group, "fsdp", always=False)
                 inter = getattr(own, "_inter_node_pg", None)
                 if inter is not None:
                     self.groups.claimed(inter, "dp")
@@ -224,15 +223,12 @@ class _Claims:
 
     def full_tensor(self, module: ModuleType) -> None:
         """Whole tensors are for checkpoints and for people to look at."""
+        self.patches.wrap(module.DTensor, "full_tensor", _exactly("DTensor.full_tensor"))
 
-        def make(native):
-            def call(own: Any, *args: Any, **kwargs: Any) -> Any:
-                with roles.exact("DTensor.full_tensor"):
-                    return native(own, *args, **kwargs)
-
-            return call
-
-        self.patches.wrap(module.DTensor, "full_tensor", make)
+    def state_dicts(self, module: ModuleType) -> None:
+        """What torch.distributed.checkpoint.state_dict gathers, sends around and hands out with."""
+        for name in ("_iterate_state_dict", "_broadcast_tensors", "_distribute_tensors"):
+            self.patches.wrap(module, name, _exactly("state_dict"))
 
     def fsdp1_state(self, module: ModuleType) -> None:
         def make(native):
@@ -244,3 +240,14 @@ class _Claims:
             return call
 
         self.patches.wrap(module, "_unshard_fsdp_state_params", make)
+
+
+def _exactly(why: str):
+    def make(native):
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with roles.exact(why):
+                return native(*args, **kwargs)
+
+        return call
+
+    return make

@@ -38,8 +38,8 @@ AGREEMENT = timedelta(minutes=5)
 
 @dataclass(slots=True)
 class Kind:
-    """One kind of call of a group. choices: rules that may take it, in order; why: the reason where there is none; unfit: why no rule could.
-    calls: so far."""
+    """One kind of call of a group. choices: rules that may take it, in order; why: the reason where there is none; unfit: why no rule could;
+    skipped: the counter of that. calls: so far."""
 
     role: str
     op: str
@@ -47,19 +47,22 @@ class Kind:
     choices: tuple[tuple[str, Rule], ...]
     why: str
     unfit: str
+    skipped: list[int]
     generation: int
     calls: int = 0
 
 
 @dataclass
 class GroupState:
-    """missing: why the group's calls all go native, or "". idle: ops of messages between two ranks whose wires are not in flight."""
+    """missing: why the group's calls all go native, or "". shut: op -> (generation, the counter where no rule can be for it). idle: ops of
+    messages between two ranks whose wires are not in flight."""
 
     pg: dist.ProcessGroup
     desc: str
     device: torch.device | None
     session: Session | None
     missing: str
+    shut: dict[str, tuple[int, list[int] | None]] = field(default_factory=dict)
     idle: dict[Hashable, list[Bound]] = field(default_factory=dict)
     kinds: dict[Hashable, Kind] = field(default_factory=dict)
     ops: dict[Hashable, Bound] = field(default_factory=dict)
@@ -206,6 +209,29 @@ class Groups:
 
     # ------------------------------------------------------------ one call
 
+    def shut(self, pg: dist.ProcessGroup, op: str) -> bool:
+        """Whether no rule is for this op on this group, whatever its tensors: what costs such calls the least. Counts the call."""
+        state = self.states.get(pg)
+        if state is None:
+            return False
+        entry = state.shut.get(op)
+        if entry is None or entry[0] != self.generation:
+            entry = state.shut[op] = (self.generation, self._shut(state, op))
+        if entry[1] is None:
+            return False
+        entry[1][0] += 1
+        return True
+
+    def _shut(self, state: GroupState, op: str) -> list[int] | None:
+        if self.policy.debug or self.policy.log:
+            return None
+        held = roles.all_roles(state.pg)
+        call = Call(held, op, "", None, "", state.desc)
+        if not state.missing and any(r.may_take(call) for r in self.policy.rules):
+            return None
+        found = roles.roles_of(state.pg, op)
+        return traffic.native_counter(found[0] if found else state.desc, op, state.missing or "no rule")
+
     def decide(
         self,
         pg: dist.ProcessGroup,
@@ -235,8 +261,11 @@ class Groups:
         kind = state.kinds.get(key)
         if kind is None or kind.generation != self.generation:
             kind = self._kind(state, key, kind, t, count, reduction, direction)
-        now = self.steps if self.policy.steps == "step()" else kind.calls
         kind.calls += 1
+        if not kind.choices:
+            kind.skipped[0] += 1
+            return None
+        now = self.steps if self.policy.steps == "step()" else kind.calls - 1
         for role, rule in kind.choices:
             if now >= rule.after_step:
                 kind.role = role or state.desc
@@ -244,8 +273,7 @@ class Groups:
                     return state, kind, rule
                 traffic.record_native(kind.role, op, f"rule {rule.number}")
                 return None
-        why = f"before after_step of rule {kind.choices[0][1].number}" if kind.choices else kind.why
-        traffic.record_native(kind.role, op, why)
+        traffic.record_native(kind.role, op, f"before after_step of rule {kind.choices[0][1].number}")
         return None
 
     def _compare(self, state: GroupState, what: str) -> None:
@@ -307,7 +335,17 @@ class Groups:
             if unnamed:
                 choices, why = (), f"rule {unnamed[0].number} keeps a state: {op} outside FSDP2 and our DDP hook"
         role = choices[0][0] if choices else (found[0] if found else state.desc)
-        kind = Kind(role or state.desc, op, call, choices, why, odd, self.generation, old.calls if old else 0)
+        kind = Kind(
+            role or state.desc,
+            op,
+            call,
+            choices,
+            why,
+            odd,
+            traffic.native_counter(role or state.desc, op, why),
+            self.generation,
+            old.calls if old else 0,
+        )
         if self._counts and old is None:
             kind.calls = self._counts.pop(name_of(state, key), 0)
         with self._lock:

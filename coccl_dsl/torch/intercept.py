@@ -94,118 +94,120 @@ class Kernels:
 
     # ------------------------------------------------------------ one tensor
 
-    def allreduce(self, native, ks, tensors, so, rop, sparse=None, async_op=True, timeout=-1):
-        if len(tensors) == 1 and sparse is None:
-            t, pg = tensors[0], dist.ProcessGroup.unbox(so)
+    def allreduce(self, native, ks, tensors, so, rop, sparse=None, *rest):
+        pg = dist.ProcessGroup.unbox(so)
+        if not self.groups.shut(pg, "all_reduce") and len(tensors) == 1 and sparse is None:
+            t = tensors[0]
             taken = self.groups.decide(pg, "all_reduce", t, t.numel(), rop.op())
             if taken is not None:
 
                 def exact(x):
-                    return _wait(native.redispatch(ks & _AFTER, [x], so, rop, None, True, timeout), x)
+                    return _wait(native.redispatch(ks & _AFTER, [x], so, rop, None), x)
 
                 run = self.call(taken, t, t, rop, exact)
-                return tensors, issue(pg, t.device, async_op, run, tensors, t).boxed()
-        return native.redispatch(ks & _AFTER, tensors, so, rop, sparse, async_op, timeout)
+                return tensors, issue(pg, t.device, _async(rest), run, tensors, t).boxed()
+        return native.redispatch(ks & _AFTER, tensors, so, rop, sparse, *rest)
 
-    def allgather_base(self, native, ks, out, x, so, async_op=True, timeout=-1):
+    def allgather_base(self, native, ks, out, x, so, *rest):
         pg = dist.ProcessGroup.unbox(so)
         taken = self.gathers(pg, x, out)
         if taken is None:
-            return native.redispatch(ks & _AFTER, out, x, so, async_op, timeout)
+            return native.redispatch(ks & _AFTER, out, x, so, *rest)
 
         def exact(given):
             y = torch.empty_like(out)
-            return _wait(native.redispatch(ks & _AFTER, y, given, so, True, timeout), y)
+            return _wait(native.redispatch(ks & _AFTER, y, given, so), y)
 
         run = self.call(taken, x, out, None, exact)
-        return out, issue(pg, x.device, async_op, run, [out], (x, out)).boxed()
+        return out, issue(pg, x.device, _async(rest), run, [out], (x, out)).boxed()
 
-    def reduce_scatter_base(self, native, ks, out, x, so, rop, async_op=True, timeout=-1):
+    def reduce_scatter_base(self, native, ks, out, x, so, rop, *rest):
         pg = dist.ProcessGroup.unbox(so)
         taken = self.scatters(pg, x, out, rop)
         if taken is None:
-            return native.redispatch(ks & _AFTER, out, x, so, rop, async_op, timeout)
+            return native.redispatch(ks & _AFTER, out, x, so, rop, *rest)
 
         def exact(given):
             y = torch.empty_like(out)
-            return _wait(native.redispatch(ks & _AFTER, y, given, so, rop, True, timeout), y)
+            return _wait(native.redispatch(ks & _AFTER, y, given, so, rop), y)
 
         run = self.call(taken, x, out, rop, exact)
-        return out, issue(pg, x.device, async_op, run, [out], (x, out)).boxed()
+        return out, issue(pg, x.device, _async(rest), run, [out], (x, out)).boxed()
 
-    def broadcast(self, native, ks, tensors, so, root, root_tensor, async_op=True, timeout=-1):
-        if len(tensors) == 1:
-            t, pg = tensors[0], dist.ProcessGroup.unbox(so)
+    def broadcast(self, native, ks, tensors, so, root, root_tensor, *rest):
+        pg = dist.ProcessGroup.unbox(so)
+        if not self.groups.shut(pg, "broadcast") and len(tensors) == 1:
+            t = tensors[0]
             taken = self.groups.decide(pg, "broadcast", t, t.numel(), where=root)
             if taken is not None:
 
                 def exact(x):
-                    return _wait(native.redispatch(ks & _AFTER, [x], so, root, root_tensor, True, timeout), x)
+                    return _wait(native.redispatch(ks & _AFTER, [x], so, root, root_tensor), x)
 
                 run = self.call(taken, t, t, None, exact, root=root)
-                return tensors, issue(pg, t.device, async_op, run, tensors, t).boxed()
-        return native.redispatch(ks & _AFTER, tensors, so, root, root_tensor, async_op, timeout)
+                return tensors, issue(pg, t.device, _async(rest), run, tensors, t).boxed()
+        return native.redispatch(ks & _AFTER, tensors, so, root, root_tensor, *rest)
 
-    def reduce(self, native, ks, tensors, so, rop, root, root_tensor, async_op=True, timeout=-1):
-        if len(tensors) == 1:
-            t, pg = tensors[0], dist.ProcessGroup.unbox(so)
+    def reduce(self, native, ks, tensors, so, rop, root, root_tensor, *rest):
+        pg = dist.ProcessGroup.unbox(so)
+        if not self.groups.shut(pg, "reduce") and len(tensors) == 1:
+            t = tensors[0]
             taken = self.groups.decide(pg, "reduce", t, t.numel(), rop.op(), where=root)
             if taken is not None:
                 run = self.call(taken, t, t if pg.rank() == root else None, rop, None, root=root)
-                return issue(pg, t.device, async_op, run, tensors, t).boxed()
-        return native.redispatch(ks & _AFTER, tensors, so, rop, root, root_tensor, async_op, timeout)
+                return issue(pg, t.device, _async(rest), run, tensors, t).boxed()
+        return native.redispatch(ks & _AFTER, tensors, so, rop, root, root_tensor, *rest)
 
     # ------------------------------------------------------------ coalesced: each tensor on its own
 
-    def allreduce_coalesced(self, native, ks, tensors, so, rop, async_op=True, timeout=-1):
-        def rest(some):
-            return native.redispatch(ks & _AFTER, [x for x, _ in some], so, rop, async_op, timeout)
+    def allreduce_coalesced(self, native, ks, tensors, so, rop, *rest):
+        def left(some):
+            return native.redispatch(ks & _AFTER, [x for x, _ in some], so, rop, *rest)
 
-        def decide(x, _):
-            return self.groups.decide(dist.ProcessGroup.unbox(so), "all_reduce", x, x.numel(), rop.op())
-
-        return self.coalesced(so, [(t, t) for t in tensors], decide, rop, rest, async_op)
-
-    def allgather_coalesced(self, native, ks, outs, inputs, so, async_op=True):
-        def rest(some):
-            return native.redispatch(ks & _AFTER, [y for _, y in some], [x for x, _ in some], so, async_op)
-
-        def decide(x, y):
-            return self.gathers(dist.ProcessGroup.unbox(so), x, y)
-
-        return self.coalesced(so, list(zip(inputs, outs, strict=True)), decide, None, rest, async_op)
-
-    def reduce_scatter_coalesced(self, native, ks, outs, inputs, so, rop, async_op=True, timeout=-1):
-        def rest(some):
-            return native.redispatch(
-                ks & _AFTER, [y for _, y in some], [x for x, _ in some], so, rop, async_op, timeout
+        def decide(pg, x, _):
+            return (
+                None
+                if self.groups.shut(pg, "all_reduce")
+                else self.groups.decide(pg, "all_reduce", x, x.numel(), rop.op())
             )
 
-        def decide(x, y):
-            return self.scatters(dist.ProcessGroup.unbox(so), x, y, rop)
+        return self.coalesced(so, [(t, t) for t in tensors], decide, rop, left, rest)
 
-        return self.coalesced(so, list(zip(inputs, outs, strict=True)), decide, rop, rest, async_op)
+    def allgather_coalesced(self, native, ks, outs, inputs, so, *rest):
+        def left(some):
+            return native.redispatch(ks & _AFTER, [y for _, y in some], [x for x, _ in some], so, *rest)
 
-    def coalesced(self, so, pairs, decide, rop, rest, async_op):
-        """rest: runs some of the pairs natively and returns their boxed Work."""
-        taken = [decide(x, y) for x, y in pairs]
+        return self.coalesced(so, list(zip(inputs, outs, strict=True)), self.gathers, None, left, rest)
+
+    def reduce_scatter_coalesced(self, native, ks, outs, inputs, so, rop, *rest):
+        def left(some):
+            return native.redispatch(ks & _AFTER, [y for _, y in some], [x for x, _ in some], so, rop, *rest)
+
+        def decide(pg, x, y):
+            return self.scatters(pg, x, y, rop)
+
+        return self.coalesced(so, list(zip(inputs, outs, strict=True)), decide, rop, left, rest)
+
+    def coalesced(self, so, pairs, decide, rop, left, rest):
+        """left: runs some of the pairs natively and returns their boxed Work."""
+        pg = dist.ProcessGroup.unbox(so)
+        taken = [decide(pg, x, y) for x, y in pairs]
         if not any(taken):
-            return rest(pairs)
+            return left(pairs)
         runs = [self.call(t, x, y, rop, None) for t, (x, y) in zip(taken, pairs, strict=True) if t is not None]
-        left = [p for t, p in zip(taken, pairs, strict=True) if t is None]
+        others = [p for t, p in zip(taken, pairs, strict=True) if t is None]
 
         def run() -> None:
             for one in runs:
                 one()
-            if left:
-                dist.Work.unbox(rest(left)).wait()
+            if others:
+                dist.Work.unbox(left(others)).wait()
 
-        pg = dist.ProcessGroup.unbox(so)
-        return issue(pg, pairs[0][0].device, async_op, run, [y for _, y in pairs], pairs).boxed()
+        return issue(pg, pairs[0][0].device, _async(rest), run, [y for _, y in pairs], pairs).boxed()
 
     # ------------------------------------------------------------ lists
 
-    def allgather_lists(self, native, ks, outs, inputs, so, async_op=True, timeout=-1):
+    def allgather_lists(self, native, ks, outs, inputs, so, *rest):
         if len(inputs) == 1 and len(outs) == 1:
             pg, x, parts = dist.ProcessGroup.unbox(so), inputs[0], outs[0]
             even = len(parts) == pg.size() and all(p.numel() == x.numel() and p.dtype == x.dtype for p in parts)
@@ -218,16 +220,17 @@ class Kernels:
                     for part, piece in zip(parts, joined.chunk(len(parts)), strict=True):
                         part.detach().copy_(piece.view(part.shape))
 
-                return outs, issue(pg, x.device, async_op, run, outs, (inputs, outs)).boxed()
-        return native.redispatch(ks & _AFTER, outs, inputs, so, async_op, timeout)
+                return outs, issue(pg, x.device, _async(rest), run, outs, (inputs, outs)).boxed()
+        return native.redispatch(ks & _AFTER, outs, inputs, so, *rest)
 
-    def reduce_scatter_lists(self, native, ks, outs, inputs, so, rop, async_op=True, timeout=-1):
+    def reduce_scatter_lists(self, native, ks, outs, inputs, so, rop, *rest):
         if len(inputs) == 1 and len(outs) == 1:
             pg, out, parts = dist.ProcessGroup.unbox(so), outs[0], inputs[0]
             even = len(parts) == pg.size() and all(p.numel() == out.numel() and p.dtype == out.dtype for p in parts)
             if even:
                 count = len(parts) * out.numel()
-                taken = self.groups.decide(pg, "reduce_scatter", out, count, rop.op())
+                shut = self.groups.shut(pg, "reduce_scatter")
+                taken = None if shut else self.groups.decide(pg, "reduce_scatter", out, count, rop.op())
             else:
                 taken = self.uneven(pg, "reduce_scatter", out)
             if taken is not None:
@@ -236,27 +239,31 @@ class Kernels:
                     joined = torch.cat([p.detach().reshape(-1) for p in parts])
                     self.call(taken, joined, out, rop, None)()
 
-                return outs, issue(pg, out.device, async_op, run, outs, (inputs, outs)).boxed()
-        return native.redispatch(ks & _AFTER, outs, inputs, so, rop, async_op, timeout)
+                return outs, issue(pg, out.device, _async(rest), run, outs, (inputs, outs)).boxed()
+        return native.redispatch(ks & _AFTER, outs, inputs, so, rop, *rest)
 
     def uneven(self, pg: dist.ProcessGroup, op: str, t: torch.Tensor) -> None:
         self.groups.record_native(pg, op, "tensors of different sizes")
 
     # ------------------------------------------------------------ all to all
 
-    def alltoall_base(self, native, ks, out, x, so, out_splits, in_splits, async_op=True, timeout=-1):
+    def alltoall_base(self, native, ks, out, x, so, out_splits, in_splits, *rest):
         pg = dist.ProcessGroup.unbox(so)
-        taken = self.groups.decide(pg, "all_to_all", x, None)
-        if taken is None or out.dtype != x.dtype:
-            return native.redispatch(ks & _AFTER, out, x, so, out_splits, in_splits, async_op, timeout)
-        run = all_to_all_parts(self, taken, x, out, list(in_splits), list(out_splits))
-        return issue(pg, x.device, async_op, run, [out], (x, out)).boxed()
-
-    def alltoall_lists(self, native, ks, outs, inputs, so, async_op=True, timeout=-1):
-        pg = dist.ProcessGroup.unbox(so)
-        taken = self.groups.decide(pg, "all_to_all", inputs[0], None) if inputs else None
+        taken = None
+        if not self.groups.shut(pg, "all_to_all") and out.dtype == x.dtype:
+            taken = self.groups.decide(pg, "all_to_all", x, None)
         if taken is None:
-            return native.redispatch(ks & _AFTER, outs, inputs, so, async_op, timeout)
+            return native.redispatch(ks & _AFTER, out, x, so, out_splits, in_splits, *rest)
+        run = all_to_all_parts(self, taken, x, out, list(in_splits), list(out_splits))
+        return issue(pg, x.device, _async(rest), run, [out], (x, out)).boxed()
+
+    def alltoall_lists(self, native, ks, outs, inputs, so, *rest):
+        pg = dist.ProcessGroup.unbox(so)
+        taken = None
+        if not self.groups.shut(pg, "all_to_all") and inputs:
+            taken = self.groups.decide(pg, "all_to_all", inputs[0], None)
+        if taken is None:
+            return native.redispatch(ks & _AFTER, outs, inputs, so, *rest)
 
         def run() -> None:
             x = torch.cat([t.detach().reshape(-1) for t in inputs])
@@ -265,7 +272,7 @@ class Kernels:
             for t, piece in zip(outs, y.split([t.numel() for t in outs]), strict=True):
                 t.detach().copy_(piece.view(t.shape))
 
-        return outs, issue(pg, inputs[0].device, async_op, run, outs, (inputs, outs)).boxed()
+        return outs, issue(pg, inputs[0].device, _async(rest), run, outs, (inputs, outs)).boxed()
 
     # ------------------------------------------------------------ two ranks
 
@@ -289,12 +296,16 @@ class Kernels:
     # ------------------------------------------------------------ shared
 
     def gathers(self, pg: dist.ProcessGroup, x: torch.Tensor, out: torch.Tensor | None) -> Taken | None:
-        if out is not None and (out.numel() != x.numel() * pg.size() or out.dtype != x.dtype):
+        if (
+            self.groups.shut(pg, "all_gather")
+            or out is not None
+            and (out.numel() != x.numel() * pg.size() or out.dtype != x.dtype)
+        ):
             return None  # torch says what is wrong
         return self.groups.decide(pg, "all_gather", x, x.numel())
 
     def scatters(self, pg: dist.ProcessGroup, x: torch.Tensor, out: torch.Tensor, rop: Any) -> Taken | None:
-        if x.numel() != out.numel() * pg.size() or out.dtype != x.dtype:
+        if self.groups.shut(pg, "reduce_scatter") or x.numel() != out.numel() * pg.size() or out.dtype != x.dtype:
             return None
         return self.groups.decide(pg, "reduce_scatter", x, x.numel(), rop.op())
 
@@ -339,6 +350,11 @@ class Kernels:
         off = float((out.detach().double() - right).norm())
         relative = off / size if size else off
         traffic.record_error(kind.role, kind.op, bound.algorithm, bound.compressor, relative)
+
+
+def _async(rest: tuple[Any, ...]) -> bool:
+    """Of an operator's last arguments (async_op, timeout), which are left out where they have their defaults."""
+    return rest[0] if rest else True
 
 
 def _wait(result: Any, value: torch.Tensor) -> torch.Tensor:

@@ -69,6 +69,11 @@ class Message:
             calls = [next(r) for r in self._running]
         parcels = [p for c in calls for p in (c.sends if sends else c.recvs)]
         self.wires = [w for p in parcels for w in p.tensors]
+        if sends:
+            self._record("send", *self.bound.sizes(t.numel()))
+
+    def _record(self, op: str, raw: int, wire: int) -> None:
+        traffic.record(self.kind.role, op, self.bound.algorithm, self.bound.compressor, raw, wire)
 
     def finish(self) -> None:
         """The wires have moved (on CUDA: the current stream is after them)."""
@@ -81,9 +86,8 @@ class Message:
             if self._into is not self._flat:
                 self.tensor.detach().copy_(self._into)
         executor.finish(self._prepared)
-        op = "send" if self.sends else "recv"
-        raw, wire = self.bound.sizes(self.tensor.numel())
-        traffic.record(self.kind.role, op, self.bound.algorithm, self.bound.compressor, raw, wire)
+        if not self.sends:
+            self._record("recv", 0, 0)
         self._idle.append(self.bound)
 
 
@@ -109,7 +113,7 @@ def _one(
     groups: Groups, pg: dist.ProcessGroup, tensors: Sequence[torch.Tensor], sends: bool, peer: int, tag: int
 ) -> dist.Work | None:
     alive.sweep()
-    if len(tensors) != 1 or _batching.active:
+    if len(tensors) != 1 or _batching.active or groups.shut(pg, "send"):
         return None
     t = tensors[0]
     taken = _decide(groups, pg, t, sends, peer, tag)
@@ -137,7 +141,9 @@ def batch(groups: Groups, native: Callable[[Any], list[dist.Work]], ops: Any) ->
     if not isinstance(ops, list) or not ops or not all(isinstance(o, dist.P2POp) for o in ops) or _batching.active:
         return native(ops)
     device = ops[0].tensor.device
-    taken = [_decide(groups, o.group, o.tensor, o.op is dist.isend, o.group_peer, o.tag) for o in ops]
+    taken: list[Taken | None] = []
+    if not groups.shut(ops[0].group, "send"):
+        taken = [_decide(groups, o.group, o.tensor, o.op is dist.isend, o.group_peer, o.tag) for o in ops]
     _batching.active = True
     try:
         if not any(taken):

@@ -66,9 +66,10 @@ def claim(pg: dist.ProcessGroup | None, role: str | None) -> bool:
     return new
 
 
-def says_when(pg: dist.ProcessGroup, role: str) -> None:
-    """The role's calls on this group are all made within `running`."""
-    _says_when[pg] = role
+def says_when(pg: dist.ProcessGroup, role: str, always: bool = True) -> None:
+    """The role's calls on this group are all made within `running`; always=False: not all of them, whoever says so."""
+    if _says_when.get(pg) != "":
+        _says_when[pg] = role if always else ""
 
 
 def roles_of(pg: dist.ProcessGroup, op: str) -> tuple[str, ...]:

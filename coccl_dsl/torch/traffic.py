@@ -101,7 +101,7 @@ def _size(n: int) -> str:
 _Key = tuple[str, str, str, str]
 _lock = threading.Lock()
 _compressed: dict[_Key, list[int]] = {}
-_native: dict[tuple[str, str, str], int] = {}
+_native: dict[tuple[str, str, str], list[int]] = {}
 _errors: dict[_Key, float] = {}
 _holders: list[Callable[[], list[Memory]]] = []
 
@@ -122,11 +122,15 @@ def record(role: str, op: str, algorithm: str, compressor: str, raw_bytes: int, 
         row[2] += wire_bytes
 
 
-def record_native(role: str, op: str, reason: str) -> None:
-    """One call that went to torch's own kernel. reason: a few words, of which there are few different ones."""
-    key = role, op, reason
+def native_counter(role: str, op: str, reason: str) -> list[int]:
+    """[calls] of one kind that go to torch's own kernel, to be counted up. reason: a few words, of which there are few different ones."""
     with _lock:
-        _native[key] = _native.get(key, 0) + 1
+        return _native.setdefault((role, op, reason), [0])
+
+
+def record_native(role: str, op: str, reason: str) -> None:
+    """One such call."""
+    native_counter(role, op, reason)[0] += 1
 
 
 def record_error(role: str, op: str, algorithm: str, compressor: str, relative: float) -> None:
@@ -155,7 +159,7 @@ def report() -> Report:
         compressed = [
             Compressed(*key, row[0], row[1], row[2], _errors.get(key)) for key, row in sorted(_compressed.items())
         ]
-        native = [Native(*key, calls) for key, calls in sorted(_native.items())]
+        native = [Native(*key, calls[0]) for key, calls in sorted(_native.items()) if calls[0]]
     return Report(compressed, native, [m for holder in _holders for m in holder()])
 
 
@@ -163,5 +167,6 @@ def reset() -> None:
     """Start counting afresh."""
     with _lock:
         _compressed.clear()
-        _native.clear()
+        for calls in _native.values():
+            calls[0] = 0
         _errors.clear()

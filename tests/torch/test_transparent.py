@@ -1,0 +1,126 @@
+"""The transparent path on four gloo processes under torchrun: one world for an unchanged training script and for everything else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+WORLD = 4
+POLICY = """
+arena_mib = 8
+[[rule]]
+on = ["dp", "fsdp", "tp", "pp"]
+compressor = "int8"
+min_bytes = 0
+"""
+
+
+def free_ports(count: int) -> str:
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    found = ",".join(str(s.getsockname()[1]) for s in sockets)
+    for s in sockets:
+        s.close()
+    return found
+
+
+def torchrun(folder: Path, script: Path, *arguments: str, world: int = WORLD, timeout: float = 240, **env: str) -> str:
+    """Run a script under torchrun with our entry point as an installed package has it."""
+    info = folder / "coccl_dsl-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: coccl-dsl\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[torch.backends]\ncoccl_dsl = coccl_dsl.autoload:load\n")
+    paths = [str(folder), str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")]
+    own = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **env}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
+    done = subprocess.run(
+        [*command, str(script), *arguments],
+        env=own,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("transparent")
+    policy = folder / "policy.toml"
+    policy.write_text(POLICY)
+    torchrun(folder, HERE / "transparent_world.py", str(folder), free_ports(3), COCCL_POLICY=str(policy))
+    return folder
+
+
+def weights(folder: Path, name: str) -> list[dict[str, list[torch.Tensor]]]:
+    return [torch.load(folder / f"{name}.{r}") for r in range(WORLD)]
+
+
+def test_an_unchanged_script_trains_compressed(world: Path):
+    compressed, native = weights(world, "compressed"), weights(world, "native")
+    for rank in range(WORLD):
+        for part, tensors in native[rank].items():
+            near = [float((a - b).norm() / b.norm()) for a, b in zip(compressed[rank][part], tensors, strict=True)]
+            assert 0 < max(near) < 0.01, (rank, part, near)
+    for part, replicas in (
+        ("ddp", range(WORLD)),
+        ("fsdp_tp", range(WORLD)),
+        ("pipeline", (0, 1)),
+        ("pipeline", (2, 3)),
+    ):
+        for rank in replicas:
+            for a, b in zip(compressed[rank][part], compressed[replicas[0]][part], strict=True):
+                assert torch.equal(a, b), (part, rank)
+
+
+def test_its_report_names_every_dimension(world: Path):
+    report = json.loads((world / "report.json").read_text())
+    rows = {(r["role"], r["op"]): r for r in report["compressed"]}
+    expected = {
+        ("dp", "all_reduce"),
+        ("fsdp", "all_gather"),
+        ("fsdp", "reduce_scatter"),
+        ("tp", "all_reduce"),
+        ("pp", "send"),
+        ("pp", "recv"),
+    }
+    assert rows.keys() == expected
+    for key in expected - {("pp", "recv")}:
+        assert rows[key]["raw_bytes"] > 3 * rows[key]["wire_bytes"] > 0, key
+    reasons = {(r["role"], r["op"], r["reason"]) for r in report["native"]}
+    assert ("pp", "send", "int64") in reasons and ("tp", "all_gather", "DTensor.full_tensor") in reasons
+
+
+def test_a_rule_that_matches_nothing_changes_no_bit(world: Path):
+    for a, b in zip(weights(world, "matches_nothing"), weights(world, "native"), strict=True):
+        for part, tensors in b.items():
+            for x, y in zip(a[part], tensors, strict=True):
+                assert torch.equal(x, y), part
+
+
+def test_everything_that_users_call_is_right(world: Path):
+    told = [json.loads((world / f"cases.{r}.json").read_text()) for r in range(WORLD)]
+    wrong = [f"rank {r}: {name}: {why}" for r, cases in enumerate(told) for name, why in cases.items() if why]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_documented_table_has_a_case_for_each_row(world: Path):
+    text = (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    table = text.split("<!-- what runs -->")[1].split("<!-- end -->")[0]
+    rows = set(re.findall(r"^\| ([^|]+?) +\|", table, re.MULTILINE)) - {"What is called", "---"}
+    cases = set(json.loads((world / "cases.0.json").read_text())) - {"Works left alive"}
+    on_gpus = {"CUDA-graph capture"}
+    assert rows - on_gpus == cases

@@ -1,0 +1,877 @@
+"""What users of torch.distributed call, each with a policy in force: the result is right, and the report says what ran. Four gloo processes.
+
+CASES: name, as in the table of docs/pytorch.md -> a function that raises where something is not right.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from coccl_dsl.policy import read_policy_text
+from coccl_dsl.torch import traffic, transparent
+
+COUNT = 3000
+ALL = """
+arena_mib = 4
+[[rule]]
+on = ["*", "*.broadcast"]
+compressor = "int8"
+min_bytes = {least}
+"""
+CASES: dict[str, Callable[[], None]] = {}
+
+
+def case(name: str):
+    def add(function):
+        CASES[name] = function
+        return function
+
+    return add
+
+
+@contextmanager
+def policy(text: str = ALL, least: int = 0) -> Iterator[None]:
+    traffic.reset()
+    assert transparent.enable(read_policy_text(text.replace("{least}", str(least))))
+    try:
+        yield
+    finally:
+        transparent.disable()
+
+
+def close(got: torch.Tensor, right: torch.Tensor, what: str, most: float = 0.02) -> None:
+    """Compressed: near the exact result, and not it."""
+    error = float((got.detach().double() - right.detach().double()).norm() / right.detach().double().norm())
+    assert 0 < error < most, f"{what}: relative error {error}"
+
+
+def same(got: torch.Tensor, right: torch.Tensor, what: str) -> None:
+    assert torch.equal(got, right), f"{what} was to be exact"
+
+
+def ran(op: str, role: str | None = None) -> int:
+    return sum(r.calls for r in traffic.report().compressed if r.op == op and role in (None, r.role))
+
+
+def native(op: str, reason: str) -> int:
+    return sum(r.calls for r in traffic.report().native if r.op == op and reason in r.reason)
+
+
+def mine() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+def everyones(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, generator=g).to(dtype) for _ in range(dist.get_world_size())]
+
+
+def total(xs: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([x.double() for x in xs]).sum(0)
+
+
+# ---------------------------------------------------------------- torch.distributed
+
+
+@case("all_reduce, sync and async")
+def all_reduce() -> None:
+    rank, n = mine()
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        xs = everyones(COUNT, dtype=dtype)
+        x = xs[rank].clone()
+        dist.all_reduce(x)
+        close(x, total(xs), f"sync {dtype}")
+        x = xs[rank].clone()
+        work = dist.all_reduce(x, async_op=True)
+        assert work is not None and work.is_completed()
+        work.wait()
+        work.wait()
+        close(x, total(xs), f"async {dtype}")
+        (from_future,) = work.get_future().wait()
+        same(from_future, x, "the future's value")
+    xs = everyones(50, 60)
+    x = xs[rank].clone().t()
+    dist.all_reduce(x)
+    close(x, total([t.t() for t in xs]), "not contiguous")
+
+
+@case("all_reduce of integers, MAX, MIN, PRODUCT, float64")
+def not_compressible() -> None:
+    rank, n = mine()
+    ints = torch.arange(COUNT) + rank
+    dist.all_reduce(ints)
+    same(ints, torch.arange(COUNT) * n + sum(range(n)), "integers")
+    xs = everyones(COUNT)
+    for op, right in (
+        (dist.ReduceOp.MAX, torch.stack(xs).amax(0)),
+        (dist.ReduceOp.MIN, torch.stack(xs).amin(0)),
+    ):
+        x = xs[rank].clone()
+        dist.all_reduce(x, op)
+        same(x, right, str(op))
+    x = torch.full((COUNT,), 2.0)
+    dist.all_reduce(x, dist.ReduceOp.PRODUCT)
+    same(x, torch.full((COUNT,), 2.0**n), "PRODUCT")
+    x = xs[rank].double()
+    dist.all_reduce(x)
+    assert torch.allclose(x, total(xs), rtol=1e-14)
+    for reason in ("int64", "ReduceOp MAX", "ReduceOp MIN", "ReduceOp PRODUCT", "float64"):
+        assert native("all_reduce", reason) == 1, reason
+    assert ran("all_reduce") == 0
+
+
+@case("all_gather_into_tensor, reduce_scatter_tensor, in place too")
+def tensors() -> None:
+    rank, n = mine()
+    xs, ys = everyones(COUNT), everyones(n * COUNT, seed=1)
+    part = slice(rank * COUNT, (rank + 1) * COUNT)
+    out = torch.empty(n * COUNT)
+    dist.all_gather_into_tensor(out, xs[rank])
+    close(out, torch.cat(xs), "all_gather")
+    out.zero_()
+    out[part] = xs[rank]
+    dist.all_gather_into_tensor(out, out[part])
+    close(out, torch.cat(xs), "all_gather in place")
+    out = torch.empty(COUNT)
+    dist.reduce_scatter_tensor(out, ys[rank])
+    close(out, total(ys)[part], "reduce_scatter")
+    y = ys[rank].clone()
+    dist.reduce_scatter_tensor(y[part], y, dist.ReduceOp.AVG)
+    close(y[part], total(ys)[part] / n, "reduce_scatter in place, AVG")
+    y = ys[rank].clone()
+    work = dist.reduce_scatter_tensor(out, y, async_op=True)
+    assert work is not None
+    work.wait()
+    close(out, total(ys)[part], "async")
+
+
+@case("list forms")
+def lists() -> None:
+    rank, n = mine()
+    xs, ys = everyones(COUNT), everyones(n * COUNT, seed=1)
+    outs = [torch.empty(COUNT) for _ in range(n)]
+    dist.all_gather(outs, xs[rank])
+    close(torch.cat(outs), torch.cat(xs), "all_gather")
+    out = torch.empty(COUNT)
+    dist.reduce_scatter(out, list(ys[rank].chunk(n)))
+    close(out, total(ys)[rank * COUNT : (rank + 1) * COUNT], "reduce_scatter")
+
+
+@case("broadcast and reduce")
+def roots() -> None:
+    rank, _ = mine()
+    xs = everyones(COUNT)
+    x = xs[rank].clone()
+    dist.broadcast(x, 1)
+    close(x, xs[1], "broadcast")
+    seen = [torch.empty(COUNT, dtype=torch.float64) for _ in xs]
+    dist.all_gather(seen, x.double())
+    for other in seen:
+        same(other, x.double(), "what the ranks hold after broadcast")
+    x = xs[rank].clone()
+    dist.reduce(x, 2)
+    if rank == 2:
+        close(x, total(xs), "reduce")
+
+
+@case("all_to_all_single, even and uneven, and all_to_all")
+def all_to_all() -> None:
+    rank, n = mine()
+    rows = [[(3 * i + 5 * j) % 11 * 40 for j in range(n)] for i in range(n)]
+    xs = [everyones(sum(rows[i]), 2, seed=i)[0] for i in range(n)]
+    splits, wanted = rows[rank], [row[rank] for row in rows]
+    right = torch.cat([x.split(rows[i])[rank] for i, x in enumerate(xs)])
+    out = torch.empty_like(right)
+    dist.all_to_all_single(out, xs[rank], wanted, splits)
+    close(out, right, "uneven")
+    ys = everyones(n * COUNT)
+    out = torch.empty(n * COUNT)
+    dist.all_to_all_single(out, ys[rank])
+    close(out, torch.cat([y.chunk(n)[rank] for y in ys]), "even")
+    # A rank may say even splits and another nothing: they are the same.
+    given = [COUNT] * n if rank % 2 else None
+    dist.all_to_all_single(out, ys[rank], given, given)
+    close(out, torch.cat([y.chunk(n)[rank] for y in ys]), "even, in two ways")
+    assert ran("all_to_all") == 3
+
+
+@case("all_to_all_single where totals lie on both sides of min_bytes")
+def uneven_across_min_bytes() -> None:
+    """Rank 0 sends much and the others little; each pair decides for itself."""
+    rank, n = mine()
+    least = 4 * 1000
+    with policy(least=least):
+        rows = [[(2000 if i == 0 else 10) * (j + 1) for j in range(n)] for i in range(n)]
+        rows[1][2] = 1500
+        xs = [everyones(sum(rows[i]), seed=i)[0] for i in range(n)]
+        out = torch.empty(sum(row[rank] for row in rows))
+        dist.all_to_all_single(out, xs[rank], [row[rank] for row in rows], rows[rank])
+        ends = [0, *accumulate(row[rank] for row in rows)]
+        for i, row in enumerate(rows):
+            got, right = out[ends[i] : ends[i + 1]], xs[i].split(row)[rank]
+            if i == rank or row[rank] * 4 < least:
+                same(got, right, f"the part from {i}")
+            else:
+                close(got, right, f"the part from {i}")
+    with policy(ALL.replace("arena_mib = 4", "arena_mib = 1")):  # parts above what the arena holds for a pair
+        row = [40000, 10, 70000, 0]
+        x = torch.cat([everyones(c)[0] for c in row])
+        sizes = [row[rank]] * n
+        out = torch.empty(sum(sizes))
+        dist.all_to_all_single(out, x, sizes, row)
+        right = torch.cat([x.split(row)[rank]] * n)
+        if rank in (0, 2):
+            same(out, right, "parts that are too large")
+        elif rank == 1:
+            close(out, right, "parts beside them")
+
+
+@case("_coalescing_manager")
+def coalesced() -> None:
+    rank, n = mine()
+    xs, ys = everyones(COUNT), everyones(n * COUNT, seed=1)
+    with policy(least=400), dist._coalescing_manager(async_ops=True) as manager:
+        a, small, ints = xs[rank].clone(), xs[rank][:50].clone(), xs[rank][:50].clone()
+        for t in (a, small, ints):
+            dist.all_reduce(t)
+    manager.wait()
+    close(a, total(xs), "a large one")
+    assert torch.allclose(small.double(), total(xs)[:50], atol=1e-5), "a small one beside it"
+    with policy():
+        outs = [torch.empty(n * COUNT), torch.empty(n * 10)]
+        with dist._coalescing_manager():
+            dist.all_gather_into_tensor(outs[0], xs[rank])
+            dist.all_gather_into_tensor(outs[1], xs[rank][:10])
+        close(outs[0], torch.cat(xs), "all_gather")
+        out = torch.empty(COUNT)
+        with dist._coalescing_manager():
+            dist.reduce_scatter_tensor(out, ys[rank])
+        close(out, total(ys)[rank * COUNT : (rank + 1) * COUNT], "reduce_scatter")
+
+
+@case("functional collectives")
+def functional() -> None:
+    import torch.distributed._functional_collectives as fc
+
+    rank, n = mine()
+    xs, ys = everyones(COUNT), everyones(n * COUNT, seed=1)
+    part = slice(rank * COUNT, (rank + 1) * COUNT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer names of two of them
+        close(fc.all_reduce(xs[rank], "sum", dist.group.WORLD) + 0, total(xs), "all_reduce")
+        close(fc.all_gather_tensor(xs[rank], 0, dist.group.WORLD) + 0, torch.cat(xs), "all_gather")
+        close(fc.reduce_scatter_tensor(ys[rank], "avg", 0, dist.group.WORLD) + 0, total(ys)[part] / n, "reduce_scatter")
+    out = fc.all_to_all_single(ys[rank], [COUNT] * n, [COUNT] * n, dist.group.WORLD)
+    close(out + 0, torch.cat([y.chunk(n)[rank] for y in ys]), "all_to_all")
+    a, b = fc.all_reduce_coalesced([xs[rank], xs[rank] * 2], "sum", dist.group.WORLD)
+    close(a + 0, total(xs), "coalesced")
+    close(b + 0, 2 * total(xs), "coalesced")
+
+
+@case("send, recv, isend, irecv, batch_isend_irecv")
+def messages() -> None:
+    rank, n = mine()
+    xs = everyones(COUNT)
+    following, before = (rank + 1) % n, (rank - 1) % n
+    got = torch.empty(COUNT)
+    ops = [dist.P2POp(dist.isend, xs[rank], following), dist.P2POp(dist.irecv, got, before)]
+    numbers = torch.zeros(4, dtype=torch.int64)
+    ops += [
+        dist.P2POp(dist.isend, torch.full((4,), rank), following),
+        dist.P2POp(dist.irecv, numbers, before),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    close(got, xs[before], "batch")
+    same(numbers, torch.full((4,), before), "integers in the batch")
+    # Several of one kind in flight, received into leaves that want gradients, by plain recv.
+    works = [dist.isend(xs[rank] * k, following) for k in (1, 2, 3)]
+    for k in (1, 2, 3):
+        leaf = torch.empty(COUNT, requires_grad=True)
+        dist.recv(leaf, before)
+        close(leaf, xs[before] * k, f"message {k}")
+    for work in works:
+        work.wait()
+    late = torch.empty(COUNT // 10, 10).t()
+    work = dist.irecv(late, before)
+    dist.isend(xs[rank].reshape(COUNT // 10, 10).t(), following)  # nobody waits for it
+    work.wait()
+    work.wait()
+    close(late, xs[before].reshape(COUNT // 10, 10).t(), "not contiguous")
+    assert ran("send") == 5 and ran("recv") == 5
+
+
+@case("recv without a source")
+def any_source() -> None:
+    rank, _ = mine()
+    if rank == 0:
+        try:
+            dist.recv(torch.empty(COUNT))
+        except RuntimeError as e:
+            assert "without a source" in str(e)
+        else:
+            raise AssertionError("it was let through")
+    numbers = torch.zeros(3, dtype=torch.int64)
+    if rank == 1:
+        dist.send(torch.arange(3), 0)
+    elif rank == 0:
+        dist.recv(numbers)
+        same(numbers, torch.arange(3), "integers")
+
+
+@case("object collectives, gather, scatter, barrier")
+def objects() -> None:
+    rank, n = mine()
+    told: list[object] = [None] * n
+    dist.all_gather_object(told, {"rank": rank})
+    assert told == [{"rank": r} for r in range(n)]
+    held = [list(range(3000))] if rank == 0 else [None]
+    dist.broadcast_object_list(held, 0)
+    assert held == [list(range(3000))]
+    xs = everyones(COUNT)
+    outs = [torch.empty(COUNT) for _ in range(n)] if rank == 0 else None
+    dist.gather(xs[rank], outs, 0)
+    for out, x in zip(outs or (), xs, strict=False):
+        same(out, x, "gather")
+    out = torch.empty(COUNT)
+    dist.scatter(out, xs if rank == 0 else None, 0)
+    same(out, xs[rank], "scatter")
+    dist.barrier()
+    assert not traffic.report().compressed
+    assert native("all_gather", "uint8") and native("broadcast", "uint8")
+
+
+@case("new_group, new_subgroups, destroy_process_group of a group")
+def groups() -> None:
+    rank, n = mine()
+    xs = everyones(COUNT)
+    pair = dist.new_group([0, 2], group_desc="tp")
+    if rank in (0, 2):
+        x = xs[rank].clone()
+        dist.all_reduce(x, group=pair)
+        close(x, total([xs[0], xs[2]]), "new_group")
+        assert ran("all_reduce", "tp") == 1
+    own, _ = dist.new_subgroups(2)
+    x = xs[rank].clone()
+    dist.all_reduce(x, group=own)
+    base = rank // 2 * 2
+    close(x, total(xs[base : base + 2]), "new_subgroups")
+    alone = [dist.new_group([r]) for r in range(n)][rank]
+    x = xs[rank].clone()
+    dist.all_reduce(x, group=alone)
+    same(x, xs[rank], "a group of one")
+    assert native("all_reduce", "group of one") == 1
+    if rank in (0, 2):
+        dist.destroy_process_group(pair)
+    dist.destroy_process_group(own)
+
+
+@case("DTensor")
+def dtensor() -> None:
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+    rank, n = mine()
+    mesh = init_device_mesh("cpu", (n,), mesh_dim_names=("tp",))
+    torch.manual_seed(0)
+    a, b = torch.randn(32, 64), torch.randn(64, 32)
+    left = distribute_tensor(a, mesh, [Shard(1)])
+    right = distribute_tensor(b, mesh, [Shard(0)])
+    product = left @ right
+    assert product.placements == (Partial(),)
+    close(product.redistribute(placements=[Replicate()]).to_local(), a @ b, "partial to replicate")
+    close(product.redistribute(placements=[Shard(0)]).to_local(), (a @ b).chunk(n)[rank], "partial to shard")
+    close(left.redistribute(placements=[Replicate()]).to_local(), a, "shard to replicate")
+    same(left.full_tensor(), a, "full_tensor")
+    assert native("all_gather", "full_tensor") == 1
+    assert ran("all_reduce", "tp") and ran("reduce_scatter", "tp") and ran("all_gather", "tp")
+
+
+@case("torch.compile(fullgraph=True)")
+def compiled() -> None:
+    import torch.distributed._functional_collectives as fc
+
+    rank, n = mine()
+    xs = everyones(COUNT)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = fc.all_reduce(x * 2, "sum", dist.group.WORLD)
+        return y + 1
+
+    backends = ("aot_eager", "inductor") if os.environ.get("COCCL_TEST_FULL") else ("aot_eager",)
+    for backend in backends:
+        torch._dynamo.reset()
+        close(torch.compile(f, fullgraph=True, backend=backend)(xs[rank]), 2 * total(xs) + 1, backend)
+    torch._dynamo.reset()
+    assert ran("all_reduce") == len(backends)
+
+
+# ---------------------------------------------------------------- training
+
+
+def mlp(width: int = 16) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+
+
+def batch(step: int, width: int = 16) -> torch.Tensor:
+    g = torch.Generator().manual_seed(10 * step + dist.get_rank())
+    return torch.randn(4, width, generator=g)
+
+
+def steps(
+    model: nn.Module, count: int = 3, accumulate: int = 1, loss: Callable[..., torch.Tensor] | None = None
+) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for step in range(count):
+        for k in range(accumulate):
+            last = k == accumulate - 1
+            context = model.no_sync() if not last else torch.enable_grad()  # pyright: ignore
+            with context:
+                out = model(batch(step * accumulate + k))
+                (loss(out) if loss else out.square().mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def trained(make: Callable[[], nn.Module], run: Callable[[nn.Module], None] = steps) -> list[torch.Tensor]:
+    model = make()
+    run(model)
+    found = []
+    for p in model.parameters():
+        full = getattr(p, "full_tensor", None)
+        found.append((full() if full else p).detach().clone())
+    return found
+
+
+def alike(weights: list[torch.Tensor], what: str) -> None:
+    """Every rank holds the same bits."""
+    for i, w in enumerate(weights):
+        others = [torch.empty_like(w, dtype=torch.float64) for _ in range(dist.get_world_size())]
+        dist.all_gather(others, w.double())
+        for other in others:
+            same(other, w.double(), f"{what}: parameter {i} on all ranks")
+
+
+def training(
+    make: Callable[[], nn.Module], run: Callable[[nn.Module], None] = steps, what: str = "", replicas: bool = True
+) -> None:
+    """Compressed training is near the exact one, and replicas stay equal."""
+    right = trained(make, run)
+    with policy(least=32):
+        got = trained(make, run)
+        if replicas:
+            alike(got, what)
+        report = traffic.report()
+    assert report.compressed, f"{what}: nothing was compressed"
+    near = [float((g - r).norm() / r.norm()) for g, r in zip(got, right, strict=True)]
+    assert 0 < max(near) < 0.02, f"{what}: {near}"
+
+
+@case("DDP: static_graph, no_sync, gradient_as_bucket_view, find_unused_parameters")
+def ddp() -> None:
+    training(lambda: DistributedDataParallel(mlp(), bucket_cap_mb=0.004), what="plain")
+    assert ran("all_reduce", "dp") > 3
+    training(lambda: DistributedDataParallel(mlp(), static_graph=True), what="static_graph")
+    training(lambda: DistributedDataParallel(mlp()), lambda m: steps(m, accumulate=2), what="no_sync")
+    training(lambda: DistributedDataParallel(mlp(), gradient_as_bucket_view=True), what="gradient_as_bucket_view")
+
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.other = mlp(), mlp()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    training(lambda: DistributedDataParallel(Unused(), find_unused_parameters=True), what="find_unused_parameters")
+    group = dist.new_group(list(range(dist.get_world_size())), group_desc="mine")
+    training(lambda: DistributedDataParallel(mlp(), process_group=group), what="process_group")
+    dist.destroy_process_group(group)
+
+
+@case("DDP with buffers")
+def ddp_buffers() -> None:
+    def make() -> nn.Module:
+        return DistributedDataParallel(nn.Sequential(mlp(), nn.BatchNorm1d(16)))
+
+    right = trained(make)
+    with policy(ALL.replace('["*", "*.broadcast"]', '"dp"'), least=32):
+        got = trained(make)
+        assert ran("broadcast") == 0 and native("broadcast", "no rule")
+    assert max(float((g - r).norm() / (r.norm() + 1)) for g, r in zip(got, right, strict=True)) < 0.02
+
+
+@case("a compressor with a state, by name, in DDP and FSDP2")
+def stateful() -> None:
+    text = """
+    arena_mib = 4
+    [[rule]]
+    on = "dp.all_reduce"
+    compressor = "error_feedback(int4)"
+    [[rule]]
+    on = "fsdp.reduce_scatter"
+    compressor = "error_feedback(int4)"
+    min_bytes = 0
+    [[rule]]
+    on = "fsdp.all_gather"
+    compressor = "weight_delta8"
+    min_bytes = 0
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    def sharded() -> nn.Module:
+        model = nn.Sequential(mlp(), mlp(), nn.Identity())
+        for part in model[:2]:
+            fully_shard(part)
+        return fully_shard(model)
+
+    def replicated() -> nn.Module:
+        return DistributedDataParallel(mlp())
+
+    for make, op in ((replicated, "all_reduce"), (sharded, "reduce_scatter")):
+        right = trained(make)
+        with policy(text):
+            got = trained(make)
+            alike(got, op)
+            assert ran(op), op
+            x = torch.ones(COUNT)
+            dist.all_reduce(x)  # nobody names its parameters
+            same(x, torch.full((COUNT,), float(dist.get_world_size())), "all_reduce of no parameters")
+            if op == "reduce_scatter":
+                held = [m for m in traffic.report().memory if m.what.startswith("states")]
+                assert held and held[0].bytes > 0
+        assert max(float((g - r).norm() / r.norm()) for g, r in zip(got, right, strict=True)) < 0.1
+
+
+@case("FSDP1")
+def fsdp1() -> None:
+    from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+
+        def weights() -> dict[str, torch.Tensor]:
+            model = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))
+            steps(model)
+            config = FullStateDictConfig(rank0_only=False)
+            with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, config):
+                return {k: v.clone() for k, v in model.state_dict().items()}
+
+        right = weights()
+        with policy(least=32):
+            got = weights()
+            assert ran("reduce_scatter", "fsdp") and ran("all_gather", "fsdp")
+            assert native("all_gather", "FSDP1 state_dict")
+            alike(list(got.values()), "FSDP1")
+    assert max(float((got[k] - right[k]).norm() / right[k].norm()) for k in right) < 0.02
+
+
+@case("FSDP2: mixed precision, HSDP, force_sum, divide factors")
+def fsdp2() -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    def make(prepare: Callable[[nn.Module], object] | None = None, **options: object) -> Callable[[], nn.Module]:
+        def made() -> nn.Module:
+            model = nn.Sequential(mlp(), mlp(), nn.Identity())
+            for part in model[:2]:
+                fully_shard(part, **options)
+            fully_shard(model, **options)
+            for part in model.modules():
+                if prepare and hasattr(part, "set_requires_all_reduce"):
+                    prepare(part)
+            return model
+
+        return made
+
+    training(make(), what="float32")
+    assert ran("all_gather", "fsdp") and ran("reduce_scatter", "fsdp")
+    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    training(make(mp_policy=bf16), what="bf16 weights, f32 gradients")
+    training(make(lambda m: m.set_force_sum_reduction_for_comms(True)), what="force_sum")
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+    training(make(mesh=grid), what="HSDP")
+    assert ran("all_reduce", "dp") and ran("reduce_scatter", "fsdp")
+    # gloo has no PREMUL_SUM; compressed calls have.
+    with policy(least=32):
+        got = trained(make(lambda m: m.set_gradient_divide_factor(8.0)))
+        alike(got, "divide factor")
+        assert ran("reduce_scatter", "fsdp") and not native("reduce_scatter", "PREMUL")
+    right = trained(make(lambda m: None), lambda m: halved(m))
+    assert max(float((g - r).norm() / r.norm()) for g, r in zip(got, right, strict=True)) < 0.02
+
+
+def halved(model: nn.Module) -> None:
+    """As with a divide factor of twice the ranks: gradients are half of the average."""
+    steps(model, loss=lambda out: out.square().mean() / 2)
+
+
+@case("ZeRO-1")
+def zero1() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def run(model: nn.Module) -> None:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.05)
+        for step in range(3):
+            model(batch(step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    right = trained(lambda: DistributedDataParallel(mlp()), run)
+    with policy(ALL.replace('["*", "*.broadcast"]', '"dp.all_reduce"'), least=32):
+        got = trained(lambda: DistributedDataParallel(mlp()), run)
+        alike(got, "ZeRO-1")
+        assert ran("all_reduce", "dp")
+    assert 0 < max(float((g - r).norm() / r.norm()) for g, r in zip(got, right, strict=True)) < 0.02
+
+
+@case("pipelining: 1F1B and interleaved")
+def pipelining() -> None:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+
+    rank, n = mine()
+
+    def run(interleaved: bool) -> list[torch.Tensor]:
+        count = 2 * n if interleaved else n
+        torch.manual_seed(0)
+        parts = [nn.Linear(16, 16) for _ in range(count)]
+        own = [i for i in range(count) if i % n == rank]
+        stages = [PipelineStage(parts[i], i, count, torch.device("cpu")) for i in own]
+
+        def loss(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return (out - target).square().mean()
+
+        schedule = (
+            ScheduleInterleaved1F1B(stages, 4, loss_fn=loss)
+            if interleaved
+            else Schedule1F1B(stages[0], 4, loss_fn=loss)
+        )
+        g = torch.Generator().manual_seed(1)
+        for _ in range(2):
+            x, y = torch.randn(8, 16, generator=g), torch.randn(8, 16, generator=g)
+            if rank == 0:
+                schedule.step(x)
+            elif rank == n - 1:
+                schedule.step(target=y)
+            else:
+                schedule.step()
+        return [p.grad.clone() for i in own for p in parts[i].parameters() if p.grad is not None]
+
+    for interleaved in (False, True):
+        right = run(interleaved)
+        with policy():
+            got = run(interleaved)
+            assert ran("send", "pp") and ran("recv", "pp")
+        assert max(float((g - r).norm() / r.norm()) for g, r in zip(got, right, strict=True)) < 0.05
+    text = ALL.replace('["*", "*.broadcast"]', '"pp.send.backward"')
+    with policy(text):
+        run(False)
+        # The first stage sends nothing backward, the last receives nothing so.
+        assert bool(ran("send", "pp")) == (rank > 0) and bool(ran("recv", "pp")) == (rank < n - 1)
+
+
+@case("torch.distributed.checkpoint: save, load, async_save")
+def checkpoints() -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    rank, _ = mine()
+    paths: list[object] = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(paths, 0)
+    model = fully_shard(mlp())
+    steps(model, 1)
+    with policy():
+        dcp.save({"model": model.state_dict()}, checkpoint_id=f"{paths[0]}/sync")
+        other = fully_shard(mlp())
+        state = {"model": other.state_dict()}
+        dcp.load(state, checkpoint_id=f"{paths[0]}/sync")
+        for a, b in zip(model.parameters(), other.parameters(), strict=True):
+            same(a.to_local(), b.to_local(), "a loaded shard")
+        full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        if rank == 0:
+            assert len(full) == 4
+        assert not traffic.report().compressed, traffic.report()
+        gloo = dist.new_group(backend="gloo", group_desc="checkpoints")
+        saving = dcp.async_save({"model": model.state_dict()}, checkpoint_id=f"{paths[0]}/async", process_group=gloo)
+        steps(model, 2)
+        saving.result()  # pyright: ignore
+        assert ran("reduce_scatter", "fsdp")
+    dist.barrier()
+
+
+@case("steps before after_step, and their number saved")
+def warm_up() -> None:
+    rank, _ = mine()
+    text = ALL + "after_step = 2\n"
+    xs = everyones(COUNT)
+
+    def call() -> bool:
+        x = xs[rank].clone()
+        dist.all_reduce(x)
+        return not torch.allclose(x.double(), total(xs), atol=1e-5)
+
+    with policy(text):
+        assert [call() for _ in range(4)] == [False, False, True, True]
+        assert native("all_reduce", "before after_step") == 2
+    with policy(text):
+        assert not call()
+        saved = transparent.TransparentState().state_dict()
+    with policy(text):
+        transparent.TransparentState().load_state_dict(saved)
+        assert [call() for _ in range(2)] == [False, True]
+    with policy(text.replace("arena_mib", 'steps = "step()"\narena_mib')):
+        found = []
+        for _ in range(4):
+            found += [call(), call()]
+            transparent.step()
+        assert found == [False] * 4 + [True] * 4
+
+
+@case("stochastic rounding continues where it was saved")
+def saved_numbers() -> None:
+    rank, _ = mine()
+    text = ALL.replace('"int8"', '"int4(round=stochastic)"')
+    xs = everyones(COUNT)
+
+    def call() -> torch.Tensor:
+        x = xs[rank].clone()
+        dist.all_reduce(x)
+        return x
+
+    with policy(text):
+        call()
+        saved = transparent.TransparentState().state_dict()
+        second = call()
+    with policy(text):
+        assert not torch.equal(call(), second)
+    with policy(text):
+        transparent.TransparentState().load_state_dict(saved)
+        same(call(), second, "the second call")
+
+
+@case("debug: errors of every n-th call, calls that differ")
+def debugging() -> None:
+    rank, n = mine()
+    xs = everyones(COUNT)
+    with policy(ALL.replace("arena_mib", "debug_every = 2\narena_mib")):
+        for _ in range(4):
+            dist.all_reduce(xs[rank].clone())
+        out = torch.empty(n * COUNT)
+        for _ in range(2):
+            dist.all_gather_into_tensor(out, xs[rank])
+        errors = {r.op: r.error for r in traffic.report().compressed}
+        assert all(e is not None and 0 < e < 0.02 for e in errors.values()), errors
+    with policy(ALL.replace("arena_mib", "debug = true\narena_mib")):
+        dist.all_reduce(xs[rank].clone())
+        try:
+            dist.all_reduce(xs[rank][: COUNT - (rank == 2)].clone())
+        except RuntimeError as e:
+            assert "rank 2: all_reduce of 2999" in str(e), e
+        else:
+            raise AssertionError("different counts were not found")
+
+
+@case("profiles name role and plan")
+def profiles() -> None:
+    x = everyones(COUNT)[0]
+    with torch.profiler.profile() as profile:
+        dist.all_reduce(x)
+    assert any(e.key.startswith("coccl ") and ".all_reduce one_shot int8" in e.key for e in profile.key_averages())
+
+
+@case("policies that differ, or that one rank cannot read")
+def disagreement() -> None:
+    from coccl_dsl.runtime.errors import BindError
+
+    rank, _ = mine()
+    text = ALL.replace("{least}", "0")
+    other = text.replace("int8", "int4") if rank == 3 else text
+    paths: list[object] = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(paths, 0)
+    broken = f"{paths[0]}/{rank}.toml"
+    with open(broken, "w") as f:
+        f.write(text + ("compresor = 1" if rank == 1 else ""))
+    for run, names in (
+        (lambda: transparent.enable(read_policy_text(other)), ("policy: rule 1 compressor", "ranks [3]", "int4")),
+        (lambda: transparent.enable_from_environment(broken), ("policy: file", "ranks [1]", "compresor")),
+    ):
+        try:
+            run()
+        except BindError as e:
+            assert all(n in str(e) for n in names), e
+        else:
+            raise AssertionError("the ranks agreed")
+        x = torch.ones(COUNT)
+        dist.all_reduce(x)
+        same(x, torch.full((COUNT,), float(dist.get_world_size())), "native afterwards")
+
+
+@case("threads: DDP and a pipeline beside object collectives and async checkpoints")
+def threads() -> None:
+    """COCCL_TEST_STEPS: how long."""
+    import threading
+
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rank, n = mine()
+    count = int(os.environ.get("COCCL_TEST_STEPS", "12"))
+    paths: list[object] = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(paths, 0)
+    objects, saves = dist.new_group(group_desc="objects"), dist.new_group(group_desc="saves")
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    failed: list[BaseException] = []
+
+    def talk() -> None:
+        try:
+            for k in range(2 * count):
+                told: list[object] = [None] * n
+                dist.all_gather_object(told, (k, rank), group=objects)
+                assert told == [(k, r) for r in range(n)]
+        except BaseException as e:
+            failed.append(e)
+
+    with policy(least=64):
+        index = grid["pp"].get_local_rank()
+        torch.manual_seed(0)
+        parts = [mlp(), mlp()]
+        model = DistributedDataParallel(parts[index], process_group=grid["dp"].get_group())
+        stage = PipelineStage(model, index, 2, torch.device("cpu"), group=grid["pp"].get_group())
+        schedule = Schedule1F1B(stage, 4, loss_fn=lambda out, target: (out - target).square().mean())
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        thread = threading.Thread(target=talk)
+        thread.start()
+        saving = None
+        for step in range(count):
+            x, y = batch(step).repeat(2, 1), batch(step + 1).repeat(2, 1)
+            schedule.step(x) if index == 0 else schedule.step(target=y)
+            optimizer.step()
+            optimizer.zero_grad()
+            if step % 10 == 0:
+                if saving is not None:
+                    saving.result()
+                where = f"{paths[0]}/{step}"
+                saving = dcp.async_save({f"part{index}": model.state_dict()}, checkpoint_id=where, process_group=saves)
+        thread.join()
+        assert saving is not None
+        saving.result()
+        assert not failed, failed
+        assert ran("send", "pp") or ran("recv", "pp")
+        assert ran("all_reduce", "dp")
+        mates = grid["dp"].get_group()
+        held = [None, None]
+        dist.all_gather_object(held, [p.detach().numpy().tobytes() for p in model.parameters()], group=mates)
+        assert held[0] == held[1], "replicas differ"
+    for group in (objects, saves):
+        dist.destroy_process_group(group)
