@@ -17,11 +17,13 @@ from .fsdp2 import FSDPPolicy, FSDPState, apply_fsdp2
 from .library import copy_to_group
 from .pairs import batch_isend_irecv, irecv, isend, recv, send
 from .traffic import report
+from .transparent import TransparentState
 
 __all__ = [
     "DDPState",
     "FSDPPolicy",
     "FSDPState",
+    "TransparentState",
     "all_gather_into_tensor",
     "all_reduce",
     "all_to_all_single",

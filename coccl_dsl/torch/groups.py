@@ -26,7 +26,7 @@ from ..runtime.dtypes import NAMES
 from ..runtime.errors import BindError, CollectiveError
 from ..runtime.session import Session, open_session
 from ..runtime.transports.torch_p2p import group_timeout
-from . import roles, traffic
+from . import roles, traffic, works
 from .choose import node_runs
 from .selection import Bound, select
 
@@ -140,6 +140,7 @@ class Groups:
             state = self.states.pop(gone, None)
             if state is None:
                 continue
+            works.alive.forget(gone.group_name)
             if self.policy.log:
                 self._logged += lines(state)
             if state.session is not None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from . import traffic
 from .groups import Groups, Taken
-from .works import HostWork, alive, completed, lanes
+from .works import HostWork, completed, lanes
 
 _ATTRIBUTE = "_coccl_direction"
 
@@ -112,7 +112,6 @@ def receive(
 def _one(
     groups: Groups, pg: dist.ProcessGroup, tensors: Sequence[torch.Tensor], sends: bool, peer: int, tag: int
 ) -> dist.Work | None:
-    alive.sweep()
     if len(tensors) != 1 or _batching.active or groups.shut(pg, "send"):
         return None
     t = tensors[0]
@@ -123,7 +122,9 @@ def _one(
     move = backend.send if sends else backend.recv
     if t.device.type != "cuda":
         message = Message(groups, taken, t, sends, peer, "cpu")
-        return HostWork([move([w], peer, tag) for w in message.wires], message.finish, abandonable=sends)
+        return HostWork(
+            [move([w], peer, tag) for w in message.wires], message.finish, (pg.group_name, peer, tag, sends)
+        )
     lane = lanes.of(pg, t.device, (sends, peer))
     lane.wait_stream(torch.cuda.current_stream(t.device))
     with torch.cuda.stream(lane):
@@ -175,7 +176,8 @@ def _host_batch(groups: Groups, native: Any, ops: list[dist.P2POp], taken: list[
     works = native(moved)
     assert len(works) == len(ops), "gloo gives a Work for each message"
     return [
-        w if m is None else HostWork([w], m.finish, abandonable=m.sends) for w, m in zip(works, messages, strict=True)
+        w if m is None else HostWork([w], m.finish, (o.group.group_name, o.group_peer, o.tag, m.sends))
+        for o, w, m in zip(ops, works, messages, strict=True)
     ]
 
 

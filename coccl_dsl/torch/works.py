@@ -85,46 +85,59 @@ def issue(
 
 
 class _Alive:
-    """Python Works that torch may hold the C++ half of alone."""
+    """Python Works that torch may hold the C++ half of alone, by what they move along: (group's name, peer, tag, whether it is a send)."""
 
     def __init__(self) -> None:
-        self._works: dict[int, HostWork] = {}
+        self._works: dict[Any, dict[int, HostWork]] = {}
         self._lock = threading.Lock()
 
     def add(self, work: HostWork) -> None:
         with self._lock:
-            self._works[id(work)] = work
+            self._works.setdefault(work.path, {})[id(work)] = work
 
-    def drop(self, work: HostWork) -> None:
+    def drop(self, work: HostWork) -> list[HostWork]:
+        """Forget a Work that is done. Returns those before it on its path, which are done as well: messages stay in order."""
         with self._lock:
-            self._works.pop(id(work), None)
+            same = self._works.get(work.path, {})
+            if id(work) not in same:
+                return []
+            before = []
+            for other in list(same.values()):
+                if other is work:
+                    break
+                before.append(other)
+            del same[id(work)]
+            if not same:
+                del self._works[work.path]
+            return before
 
-    def sweep(self) -> None:
-        """Finish sends that are done and that nobody waits for."""
+    def forget(self, group_name: str) -> None:
+        """Of a group that is about to be destroyed."""
         with self._lock:
-            done = [w for w in self._works.values() if w.abandonable and all(i.is_completed() for i in w.inner)]
-        for work in done:
-            work.wait()
+            for path in [p for p in self._works if p[0] == group_name]:
+                del self._works[path]
 
     def __len__(self) -> int:
-        return len(self._works)
+        return sum(map(len, self._works.values()))
 
 
 alive = _Alive()
 
 
 class HostWork(dist.Work):
-    """Waits for `inner`, then runs `finish` once. For CPU tensors, whose transfers need the host. abandonable: nobody has to wait for it."""
+    """Waits for `inner`, then runs `finish` once: for CPU tensors, whose transfers need the host. A send that nobody waits for is finished by
+    the next one on its path (gloo cannot be asked whether a message has gone)."""
 
-    def __init__(self, inner: Sequence[dist.Work], finish: Callable[[], None], abandonable: bool = False):
+    def __init__(self, inner: Sequence[dist.Work], finish: Callable[[], None], path: tuple[str, int, int, bool]):
         super().__init__()
-        self.inner, self.abandonable = tuple(inner), abandonable
+        self.inner, self.path = tuple(inner), path
         self._finish: Callable[[], None] | None = finish
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         alive.add(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        before: list[HostWork] = []
         with self._lock:
             if self._finish is not None:
                 try:
@@ -136,9 +149,12 @@ class HostWork(dist.Work):
                     raise
                 finally:
                     self._finish = None
-                    alive.drop(self)
+                    before = alive.drop(self)
             elif self._error is not None:
                 raise self._error
+        if self.path[3]:
+            for work in before:
+                work.wait()
         return True
 
     def is_completed(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]

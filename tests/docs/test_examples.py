@@ -1,7 +1,8 @@
 """Every example of README and docs is run, in order, in an empty folder: texts are proven, Python runs, commands end well.
 
 A fenced block says what it is: `coll` and `comp` are written to NAME.coll and NAME.comp and compiled (`coll E307` must fail so), `python` blocks of a page share
-their names, of `sh` the lines that start with coccl-compile are run. Other fences are shown only.
+their names, of `sh` the lines that start with coccl-compile or coccl-policy are run. `toml` blocks are policies, written to the file that their first line
+names, and checked. Other fences are shown only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 
 from coccl_dsl import pipeline
 from coccl_dsl.cli.compile import main
+from coccl_dsl.cli.policy import main as policy_main
 from coccl_dsl.diagnostics import CompileError, Source
 from coccl_dsl.lang.formatter import format_text
 from coccl_dsl.lang.integers import WRITTEN
@@ -25,6 +27,9 @@ from coccl_dsl.wire.scope import PARAM_KINDS, ROUNDINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").glob("*.md") if p.name != "errors.md")]
+
+# Where an example joins a process group, it is alone in it.
+GROUP_OF_ONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 @dataclass(frozen=True)
@@ -70,14 +75,25 @@ def run_comp(block: Block) -> None:
     assert main([str(path), "--check"]) == 0
 
 
+COMMANDS = {"coccl-compile": main, "coccl-policy": policy_main}
+
+
 def commands(block: Block) -> list[list[str]]:
-    lines = [part.strip() for line in block.text.splitlines() for part in line.split("&&")]
-    return [shlex.split(line)[1:] for line in lines if line.startswith("coccl-compile")]
+    lines = [shlex.split(part) for line in block.text.splitlines() for part in line.split("&&")]
+    return [words for words in lines if words and words[0] in COMMANDS]
+
+
+def run_toml(block: Block) -> None:
+    path = Path(block.text.split("\n")[0].removeprefix("# "))
+    path.write_text(block.text, encoding="utf-8")
+    assert policy_main(["check", str(path)]) == 0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.chdir(tmp_path)
+    for name, value in GROUP_OF_ONE.items():
+        monkeypatch.setenv(name, value)
     names: dict[str, object] = {}
     ran = 0
     for block in blocks(page):
@@ -88,9 +104,13 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
             run_comp(block)
         elif block.kind == "python":
             exec(compile(block.text, f"{page.name}:{block.line}", "exec"), names)  # noqa: S102
+        elif block.kind == "toml":
+            run_toml(block)
         elif block.kind == "sh":
             for command in commands(block):
-                assert main(command) == 0, f"{page.name}:{block.line}: {command}: {capsys.readouterr().err}"
+                assert COMMANDS[command[0]](command[1:]) == 0, (
+                    f"{page.name}:{block.line}: {command}: {capsys.readouterr().err}"
+                )
         else:
             ran -= 1
     assert ran

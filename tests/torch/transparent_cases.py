@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from coccl_dsl.policy import read_policy_text
-from coccl_dsl.torch import traffic, transparent
+from coccl_dsl.torch import traffic, transparent, works
 
 COUNT = 3000
 ALL = """
@@ -296,12 +296,12 @@ def messages() -> None:
     close(got, xs[before], "batch")
     same(numbers, torch.full((4,), before), "integers in the batch")
     # Several of one kind in flight, received into leaves that want gradients, by plain recv.
-    works = [dist.isend(xs[rank] * k, following) for k in (1, 2, 3)]
+    sent = [dist.isend(xs[rank] * k, following) for k in (1, 2, 3)]
     for k in (1, 2, 3):
         leaf = torch.empty(COUNT, requires_grad=True)
         dist.recv(leaf, before)
         close(leaf, xs[before] * k, f"message {k}")
-    for work in works:
+    for work in sent:
         work.wait()
     late = torch.empty(COUNT // 10, 10).t()
     work = dist.irecv(late, before)
@@ -310,6 +310,11 @@ def messages() -> None:
     work.wait()
     close(late, xs[before].reshape(COUNT // 10, 10).t(), "not contiguous")
     assert ran("send") == 5 and ran("recv") == 5
+    assert len(works.alive) == 1
+    work = dist.irecv(got, before)
+    dist.send(xs[rank], following)
+    work.wait()
+    assert len(works.alive) == 0, "a send finishes those before it"
 
 
 @case("recv without a source")
@@ -867,6 +872,7 @@ def threads() -> None:
         assert saving is not None
         saving.result()
         assert not failed, failed
+        assert len(works.alive) == 0, "a Work was left"
         assert ran("send", "pp") or ran("recv", "pp")
         assert ran("all_reduce", "dp")
         mates = grid["dp"].get_group()

@@ -76,9 +76,6 @@ def main() -> None:
             told[name] = traceback.format_exc()
             print(f"rank {rank}: {name}\n{told[name]}", flush=True)
             break  # the ranks are no longer at one place
-    if not any(told.values()):
-        dist.barrier()
-    works.alive.sweep()
     told["Works left alive"] = "" if len(works.alive) == 0 else f"{len(works.alive)} of them"
     (folder / f"cases.{rank}.json").write_text(json.dumps(told))
     (folder / f"times.{rank}.json").write_text(json.dumps(times))
