@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import torch
+import torch._dynamo  # here, so that not every rank imports it
 import torch.distributed as dist
 import torch.utils.checkpoint as module
 from forks import fork_world

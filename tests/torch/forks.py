@@ -9,9 +9,13 @@ import time
 import traceback
 from collections.abc import Callable
 
+from coccl_dsl.pipeline import load
+
+load("two_shot").program()  # makes the parsers
+
 
 def fork_world(world: int, main: Callable[[], None], seconds: float = 200) -> None:
-    """Run `main` on `world` ranks and exit: with 0 where all of them end well. A rank that fails ends the others."""
+    """Run `main` on `world` ranks. A rank that fails ends the others, and this process."""
     children = {}
     for rank in range(world):
         sys.stdout.flush()
@@ -42,4 +46,5 @@ def fork_world(world: int, main: Callable[[], None], seconds: float = 200) -> No
             print(f"ranks {sorted(children.values())} were ended", flush=True)
             os._exit(1)
         time.sleep(0.01)
-    os._exit(int(failed))
+    if failed:
+        os._exit(1)

@@ -7,7 +7,7 @@ from worlds import spawn
 
 
 def test_fsdp2_with_compressed_weights_and_gradients(tmp_path):
-    spawn("../torch/fsdp2_worker.py", 1, str(tmp_path), "20")
+    spawn("../torch/fsdp2_worker.py", 1, str(tmp_path), "15")
 
 
 @pytest.mark.full
