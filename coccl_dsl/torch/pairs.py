@@ -82,7 +82,7 @@ def _start(t: torch.Tensor, sends: bool, peer: int, group: Group, tag: int, comp
     if t.device.type != "cuda":
         message = _Message(t, sends, peer, pg, compressor, "cpu")
         works = [move([w], peer, tag) for w in message.wires]
-        return HostWork(works, message.finish, abandonable=sends)
+        return HostWork(works, message.finish, (pg.group_name, peer, tag, sends))
     lane = lanes.of(pg, t.device, (sends, peer))
     lane.wait_stream(torch.cuda.current_stream(t.device))
     with torch.cuda.stream(lane):
@@ -166,8 +166,9 @@ def batch_isend_irecv(p2p_op_list: list[dist.P2POp], *, compressor: str = "int8"
         moved, messages = _rewritten(ops, compressor, lambda i: "cpu")
         works = dist.batch_isend_irecv(moved)
         assert len(works) == len(moved)
-        pairs = zip(works, messages, moved, strict=True)
-        return [w if m is None else HostWork([w], m.finish, abandonable=o.op is dist.isend) for w, m, o in pairs]
+        paths = [(o.group.group_name, o.group_peer, o.tag, o.op is dist.isend) for o in ops]
+        rows = zip(works, messages, paths, strict=True)
+        return [w if m is None else HostWork([w], m.finish, path) for w, m, path in rows]
     lane = lanes.of(ops[0].group, device, "batch")
     lane.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(lane):
