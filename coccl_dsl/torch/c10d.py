@@ -172,7 +172,7 @@ def _run(
     pg, call = member(group), {}
     if splits is not None:
         asked, call = in_elements(x, pg, *splits, asked)
-    op = bound_op(kind, x, pg, asked)
+    op = bound_op(kind, x, pg, asked, call)
     if not async_op:
         op(x, out=out, **call)
         return None

@@ -12,19 +12,23 @@ import threading
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from ..pipeline import Collective, load
 from ..plan.model import CPU, GPU
+from ..plan.show import sent_bytes
 from ..runtime.agreement import Meeting
 from ..runtime.dispatch import capacity_for, capturing, forget_destroyed, refuse_states
 from ..runtime.dtypes import dtype_name
 from ..runtime.errors import BindError, CollectiveError
+from ..runtime.op import Op
 from ..runtime.transports.torch_p2p import group_timeout
 from ..wire.codec import TYPES, Codec
 from ..wire.layout import bits_per_value
+from . import debug, traffic
 from .choose import CANDIDATES, Choice, choose, node_runs
 
 Compressors = str | dict[str, str]
@@ -41,6 +45,7 @@ class _Group:
 
 _lock = threading.RLock()
 _groups: dict[dist.ProcessGroup, _Group] = {}
+_sizes: WeakKeyDictionary[Op, dict[int, tuple[int, int]]] = WeakKeyDictionary()
 _load = lru_cache(maxsize=None)(load)
 
 
@@ -110,11 +115,16 @@ def unpacked(text: str) -> Any:
 # ---------------------------------------------------------------- kinds
 
 
-def bound_op(kind: str, x: torch.Tensor, group: dist.ProcessGroup | None, asked: Asked) -> Any:
-    """The op of this kind of call, which is bound on the first."""
+def bound_op(
+    kind: str, x: torch.Tensor, group: dist.ProcessGroup | None, asked: Asked, splits: dict[str, Any] | None = None
+) -> Any:
+    """The op of this kind of call, which is bound on the first. splits: of the call, for debug mode alone."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"x is {type(x).__name__}, a tensor is wanted")
     pg = member(group)
+    if debug.enabled() and kind != "send_recv" and pg.size() > 1:
+        what = f"{kind} ({asked.op}, {asked.compressor}, {asked.algorithm}, root {asked.root})"
+        debug.compare(pg, x, what, (splits["input_splits"], splits["output_splits"]) if splits else None)
     with _lock:
         capacity = _capacity(kind, x, pg, asked)
         kept = _groups.get(pg)
@@ -171,6 +181,20 @@ def codecs_of(dtype: torch.dtype, collective: Collective, options: dict[str, Any
     """The compressors of a collective bound with `options`."""
     own = collective.program(dtype_name(dtype)).codecs.keys() & options.keys()
     return collective.program(dtype_name(dtype), {name: options[name] for name in own}).codecs
+
+
+def tell(role: str, op: Op, count: int) -> None:
+    """Tell the report of one call."""
+    kind = op.collective.kind
+    if op.plan is None:
+        traffic.record_native(role, kind, "a group of one")
+        return
+    known = _sizes.setdefault(op, {})
+    if count not in known:
+        known[count] = sent_bytes(op.plan, count)
+    wire, raw = known[count]
+    names = ", ".join(sorted(set(op.settings.compressors.values())))
+    traffic.record(role, kind, op.collective.name, names, raw, wire)
 
 
 def found(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> Any:

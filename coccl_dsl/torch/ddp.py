@@ -21,12 +21,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..pipeline import Collective
 from ..plan.cut import cut
-from ..plan.show import sent_bytes
-from ..runtime.dispatch import refuse_states
+from ..runtime.dispatch import capturing, refuse_states
 from ..runtime.dtypes import dtype_name
+from ..runtime.errors import CollectiveError
 from ..runtime.op import Op
 from . import traffic
-from .calls import Asked, Compressors, binding, bound_op, codecs_of, member
+from .calls import Asked, Compressors, binding, bound_op, codecs_of, member, tell
 from .saving import loaded, saved
 
 ROLE = "dp"
@@ -99,7 +99,6 @@ class DDPState:
         self._owed: dict[str, torch.Tensor] = {}
         self._unloaded: dict[str, Any] | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._told: dict[tuple[Op, int], tuple[int, int]] = {}
         _states.add(self)
 
     # ------------------------------------------------------------ one bucket
@@ -114,7 +113,7 @@ class DDPState:
             state, self._unloaded = self._unloaded, None
             self.load_state_dict(state)
         op = self._op(bucket, x)
-        self._record(op, x.numel())
+        tell(ROLE, op, x.numel())
         if bucket.is_last():
             self.steps += 1
         if x.device.type != "cuda":
@@ -167,6 +166,10 @@ class DDPState:
         return collective, options
 
     def _bind(self, index: int, x: torch.Tensor, pg: dist.ProcessGroup) -> Op:
+        if capturing(x):
+            raise CollectiveError(
+                "a bucket's first reduction cannot be under CUDA graph capture: run some steps before it"
+            )
         collective, options = self._binding(x, pg)
         return collective.bind(pg, like=x, **options | {"capacity": x.numel(), "seed": self.seed + index})
 
@@ -211,17 +214,6 @@ class DDPState:
                     )
                 x[at : at + size] += owed * ranks  # the op averages
             at += size
-
-    def _record(self, op: Op, count: int) -> None:
-        if op.plan is None:
-            traffic.record_native(ROLE, "all_reduce", "a group of one")
-            return
-        if (op, count) not in self._told:
-            self._told[op, count] = sent_bytes(op.plan, count)
-        wire, raw = self._told[op, count]
-        traffic.record(
-            ROLE, "all_reduce", op.collective.name, ", ".join(sorted(set(op.settings.compressors.values()))), raw, wire
-        )
 
     def reset(self) -> None:
         """Forget all errors. Call it on all ranks."""

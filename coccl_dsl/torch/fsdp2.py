@@ -20,13 +20,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from ..plan.show import sent_bytes
 from ..runtime.dispatch import capturing
 from ..runtime.dtypes import NAMES, dtype_name
 from ..runtime.errors import CollectiveError
 from ..runtime.op import Op
 from . import traffic
-from .calls import Asked, Compressors, binding, bound_op, codecs_of, op_text
+from .calls import Asked, Compressors, binding, bound_op, codecs_of, op_text, tell
 from .saving import loaded, saved
 from .works import completed, issue
 
@@ -41,7 +40,7 @@ class FSDPPolicy:
     weights    all-gather: "int8", "weight_delta4", ...
     replicas   the all-reduce between replicas of hybrid sharding (HSDP)
     algorithm  auto, a shipped algorithm or a file, of each of the three: {"gradients": "reduce_scatter_ring"}
-    min_bytes  calls whose tensor is smaller, in bytes a rank, run torch's own collective
+    min_bytes  calls whose input is smaller, in bytes, run torch's own collective
     seed       of stochastic rounding
 
     What is large: error feedback keeps a float32 error for each element that a rank sends, nearly the module's unsharded gradient;
@@ -75,7 +74,6 @@ class _Calls:
         self.ops: dict[str, Op] = {}
         self.waiting: dict[str, dict[str, torch.Tensor]] = {}
         self._own: dict[torch.dtype, bool] = {}
-        self._told: dict[tuple[Op, int], tuple[int, int]] = {}
         self._count: int | None = None
 
     def native(self, x: torch.Tensor) -> str:
@@ -94,14 +92,7 @@ class _Calls:
             # A gradient that overflowed must not stay in the error for ever.
             for error in bound.states("error"):
                 error.nan_to_num_(0.0, 0.0, 0.0)
-        if bound.plan is None:
-            traffic.record_native(ROLE, self.kind, "a group of one")
-            return
-        if (bound, x.numel()) not in self._told:
-            self._told[bound, x.numel()] = sent_bytes(bound.plan, x.numel())
-        wire, raw = self._told[bound, x.numel()]
-        names = ", ".join(sorted(set(bound.settings.compressors.values())))
-        traffic.record(ROLE, self.kind, bound.collective.name, names, raw, wire)
+        tell(ROLE, bound, x.numel())
 
     def _op(self, x: torch.Tensor, group: dist.ProcessGroup, op: str) -> Op:
         asked = Asked(op, self.compressor, self.policy.algorithm.get(self.what, "auto"), seed=self.policy.seed)
@@ -197,6 +188,8 @@ class _Replicas:
         self.calls, self.group = calls, group
 
     def __getattr__(self, name: str) -> Any:
+        if name == "group":  # not there yet, in a copy that is being made
+            raise AttributeError(name)
         return getattr(self.group, name)
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:

@@ -211,4 +211,4 @@ def _run(
                     "of the graph, or leave the two away"
                 )
             return library.functional(kind, x, group, asked, **splits)
-    return bound_op(kind, x, group, asked)(x, out=out, async_op=async_op, **splits)
+    return bound_op(kind, x, group, asked, splits)(x, out=out, async_op=async_op, **splits)

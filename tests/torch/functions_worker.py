@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 import torch
@@ -10,7 +11,7 @@ from forks import fork_world
 from worlds import inputs, same
 
 import coccl_dsl.torch as coccl
-from coccl_dsl import BindError, simulate
+from coccl_dsl import BindError, CollectiveError, simulate
 from coccl_dsl.pipeline import load
 
 
@@ -169,10 +170,26 @@ def wrong_use() -> None:
         assert torch.equal(x, torch.ones(8, 8))
 
 
+def debug_mode() -> None:
+    rank, x = dist.get_rank(), torch.ones(1000)
+    os.environ["COCCL_DEBUG"] = "1"
+    coccl.all_reduce(x)
+    words = "rank 0: all_reduce (sum, int8, auto, root 0), 1000 elements of float32; rank 1: all_reduce (sum, int8, auto, root 0), 999"
+    raises(CollectiveError, words, lambda: coccl.all_reduce(x[: 1000 - rank]))
+    raises(CollectiveError, "differs between ranks", lambda: coccl.all_reduce(x, op="avg" if rank else "sum"))
+    raises(CollectiveError, "rank 1: broadcast", lambda: coccl.broadcast(x, 0) if rank else coccl.reduce(x, 0))
+    rows = [[1, 3], [2, 2]][rank]  # rank 0 sends rank 1 three rows, and rank 1 expects two
+    takes = [[1, 2], [2, 2]][rank]
+    words = "rank 0 sends rank 1 30 elements, which expects 20 of it"
+    raises(CollectiveError, words, lambda: coccl.all_to_all_single(torch.empty(sum(takes), 10), torch.ones(4, 10), takes, rows, capacity=4))  # fmt: skip
+    os.environ["COCCL_DEBUG"] = "0"
+    coccl.all_reduce(x)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    for case in (collectives, messages, wrong_use):
+    for case in (collectives, messages, debug_mode, wrong_use):
         case()
     dist.barrier()
     dist.destroy_process_group()
