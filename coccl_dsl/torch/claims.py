@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
+from ..policy import Rule
 from ..runtime.dispatch import resolve
 from . import roles
 from .calls import op_text
+from .ddp import DDPState, ddp_hook
 from .p2p import mark
 from .patches import Patches
 
@@ -31,6 +34,14 @@ SCATTERING = (
 )
 
 
+_MEGATRON_MESSAGES = {
+    "tensor_send_next": "forward",
+    "tensor_recv_prev": "forward",
+    "tensor_send_prev": "backward",
+    "tensor_recv_next": "backward",
+}
+
+
 def install(patches: Patches, groups: Groups) -> None:
     """Wrap what is imported, and what will be."""
     own = _Claims(patches, groups)
@@ -43,6 +54,7 @@ def install(patches: Patches, groups: Groups) -> None:
     patches.on_import("torch.distributed.fsdp._fully_shard._fsdp_param_group", own.fsdp2)
     patches.on_import("torch.distributed.fsdp.fully_sharded_data_parallel", own.fsdp1)
     patches.on_import("torch.distributed.pipelining.stage", own.pipeline)
+    patches.on_import("megatron.core.pipeline_parallel.p2p_communication", own.megatron)
     patches.on_import("torch.distributed.tensor.parallel.api", own.tensor_parallel)
     patches.on_import("torch.distributed.tensor.parallel", own.tensor_parallel)
     patches.on_import("torch.distributed.tensor._api", own.full_tensor)
@@ -109,8 +121,11 @@ class _Claims:
             return call
 
         self.patches.wrap(module.DistributedDataParallel, "__init__", make)
-        self.patches.wrap(module.DistributedDataParallel, "register_comm_hook", self._hooked)
-        self.patches.wrap(module.DistributedDataParallel, "forward", self._first_forward)
+        rule = self.groups.policy.rule_of("dp", "all_reduce")
+        if rule is not None and rule.stateful:
+            for name in ("register_comm_hook", "_register_builtin_comm_hook"):
+                self.patches.wrap(module.DistributedDataParallel, name, self._hooked)
+            self.patches.wrap(module.DistributedDataParallel, "forward", self._with_hook(rule))
 
     def _hooked(self, native):
         def call(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -119,25 +134,22 @@ class _Claims:
 
         return call
 
-    def _first_forward(self, native):
-        """A rule with a compressor that keeps a state becomes DDP's hook, which knows the parameters, unless the user has one by now."""
+    def _with_hook(self, rule: Rule):
+        """A compressor with a state becomes DDP's hook, which knows the parameters, at the first forward, unless the user has one by then."""
 
-        def call(model: Any, *args: Any, **kwargs: Any) -> Any:
-            if not getattr(model, "coccl_dsl_hooked", False):
-                model.coccl_dsl_hooked = True
-                rule = self.groups.policy.rule_of("dp", "all_reduce")
-                if rule is not None and rule.stateful:
-                    from .ddp import DDPState, ddp_hook
-
+        def make(native):
+            def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+                if not getattr(model, "coccl_dsl_hooked", False):
                     inner = rule.compressor_text.removeprefix("error_feedback(").removesuffix(")")
-                    state = DDPState(
+                    model.coccl_dsl_state = DDPState(
                         inner, rule.algorithm, model.process_group, error_feedback=True, after_step=rule.after_step
                     )
-                    model.coccl_dsl_state = state
-                    model.register_comm_hook(state, ddp_hook)
-            return native(model, *args, **kwargs)
+                    model.register_comm_hook(model.coccl_dsl_state, ddp_hook)
+                return native(model, *args, **kwargs)
 
-        return call
+            return call
+
+        return make
 
     def fsdp2(self, module: ModuleType) -> None:
         def make(native):
@@ -205,6 +217,21 @@ class _Claims:
             for verb in ("send", "recv"):
                 self.patches.wrap(stage, f"get_{name}_{verb}_ops", marked(direction))
 
+    def megatron(self, module: ModuleType) -> None:
+        """Megatron-core's messages: what goes to the next stage or comes from the one before is forward."""
+
+        def make(native):
+            def call(*args: Any, **kwargs: Any) -> Any:
+                for name, direction in _MEGATRON_MESSAGES.items():
+                    if kwargs.get(name) is not None:
+                        mark(kwargs[name], direction)
+                return native(*args, **kwargs)
+
+            return call
+
+        for name in ("_batched_p2p_ops", "_p2p_ops"):
+            self.patches.wrap(module, name, make)
+
     def tensor_parallel(self, module: ModuleType) -> None:
         """Dimensions without names, too."""
 
@@ -245,6 +272,8 @@ class _Claims:
 def _exactly(why: str):
     def make(native):
         def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # a graph has no context of a thread
+                return native(*args, **kwargs)
             with roles.exact(why):
                 return native(*args, **kwargs)
 

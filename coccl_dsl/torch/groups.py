@@ -54,19 +54,24 @@ class Kind:
 
 @dataclass
 class GroupState:
-    """missing: why the group's calls all go native, or "". shut: op -> (generation, the counter where no rule can be for it). idle: ops of
+    """sessions: by transport. missing: why the group's calls all go native, or "". shut: op -> (generation, the counter where no rule can be for it). idle: ops of
     messages between two ranks whose wires are not in flight."""
 
     pg: dist.ProcessGroup
     desc: str
     device: torch.device | None
-    session: Session | None
+    sessions: dict[str, Session]
     missing: str
     shut: dict[str, tuple[int, list[int] | None]] = field(default_factory=dict)
     idle: dict[Hashable, list[Bound]] = field(default_factory=dict)
     kinds: dict[Hashable, Kind] = field(default_factory=dict)
     ops: dict[Hashable, Bound] = field(default_factory=dict)
     sequence: int = 0
+
+    def session_of(self, rule: Rule) -> Session:
+        """auto is symm where some rule insists on symm."""
+        found = self.sessions.get(rule.transport) or self.sessions.get("symm") or next(iter(self.sessions.values()))
+        return self.sessions["torch"] if rule.transport == "torch" else found
 
 
 Taken = tuple[GroupState, Kind, Rule]
@@ -94,10 +99,11 @@ class Groups:
         if not isinstance(pg, dist.ProcessGroup) or dist.get_rank(pg) < 0:
             return
         state = self.states.get(pg)
-        if state is not None and (state.session is not None or pg.size() == 1 or not self._wanted(pg)):
+        if state is not None and (state.sessions or pg.size() == 1 or not self._wanted(pg)):
             return
         device = device_of(pg)
-        session, missing = None, ""
+        sessions: dict[str, Session] = {}
+        missing = ""
         world = pg is dist.group.WORLD
         if pg.size() == 1:
             missing = "group of one"
@@ -106,20 +112,21 @@ class Groups:
         elif not self._wanted(pg) and not world:
             missing = "no rule"
         else:
-            session = open_session(
-                pg,
-                device,
-                arena_bytes=self.policy.arena_mib * MIB,
-                terms=self.policy.fields(),
-                transport=self._transport() if self._wanted(pg) else "torch",
-                timeout=min(group_timeout(pg, device), AGREEMENT),
-            )
+            for transport in self._transports(pg, device):
+                sessions[transport] = open_session(
+                    pg,
+                    device,
+                    arena_bytes=self.policy.arena_mib * MIB,
+                    terms=self.policy.fields(),
+                    transport=transport,
+                    timeout=min(group_timeout(pg, device), AGREEMENT),
+                )
             if self.policy.problem:  # on all ranks alike, or they would not have agreed
                 raise BindError(f"the policy cannot be read:\n{self.policy.problem}")
         if state is None:
-            self.states[pg] = GroupState(pg, pg.group_desc, device, session, missing)
+            self.states[pg] = GroupState(pg, pg.group_desc, device, sessions, missing)
         else:
-            state.session, state.missing = session, missing
+            state.sessions, state.missing = sessions, missing
             self.generation += 1
 
     def _wanted(self, pg: dist.ProcessGroup) -> bool:
@@ -130,9 +137,14 @@ class Groups:
             return bool(compressing)
         return any(s.role in ("*", *known) for r in compressing for s in r.on)
 
-    def _transport(self) -> str:
+    def _transports(self, pg: dist.ProcessGroup, device: torch.device) -> list[str]:
+        """What sessions the group's rules need: they share none, as an arena is mapped or it is not."""
         asked = {r.transport for r in self.policy.rules if not r.native}
-        return "torch" if asked == {"torch"} else "symm" if "symm" in asked else "auto"
+        if device.type != "cuda" or not self._wanted(pg):
+            return ["torch"]
+        if "symm" in asked:
+            asked.discard("auto")
+        return sorted(asked)
 
     def close(self, pg: dist.ProcessGroup | None) -> None:
         """Forget a group (None: all of them), before it is destroyed."""
@@ -143,8 +155,8 @@ class Groups:
             works.alive.forget(gone.group_name)
             if self.policy.log:
                 self._logged += lines(state)
-            if state.session is not None:
-                getattr(state.session, "close", lambda: None)()
+            for session in state.sessions.values():
+                getattr(session, "close", lambda: None)()
         self.write_log()
 
     def write_log(self) -> None:
@@ -200,7 +212,7 @@ class Groups:
         """Wire memory of each group's session, and states of compressors."""
         held = []
         for state in list(self.states.values()):
-            if state.session is not None:
+            if state.sessions:
                 bounds = [*state.ops.values(), *(b for free in state.idle.values() for b in free)]
                 held.append(traffic.Memory(f"wires of {state.desc}", wire_memory(bounds)))
                 kept = sum(b.state_bytes() for b in bounds)
@@ -332,6 +344,9 @@ class Groups:
             why = f"{t.device.type} tensors of a group whose backend of choice is for {state.device.type}"
         if not why:
             choices, why = self.policy.meets(call)
+            mapped = [r for _, r in choices if r.transport == "symm" and t.device.type != "cuda"]
+            if mapped:
+                choices, why = (), f"rule {mapped[0].number} is for symm, which is for CUDA tensors"
             unnamed = [r for _, r in choices if r.stateful and roles.current() is None]
             if unnamed:
                 choices, why = (), f"rule {unnamed[0].number} keeps a state: {op} outside FSDP2 and our DDP hook"
@@ -364,7 +379,6 @@ class Groups:
         **options: Any,
     ) -> Bound:
         """The op for a call that `rule` takes; the first of its kind binds it, locally."""
-        assert state.session is not None
         if state.device != t.device:
             raise CollectiveError(
                 f"{op} on {t.device}, but coccl_dsl agreed on {state.device} for this group: call torch.cuda.set_device(local_rank) before "
@@ -403,8 +417,7 @@ class Groups:
         options: dict[str, Any],
         name: str,
     ) -> Bound:
-        session = state.session
-        assert session is not None
+        session = state.session_of(rule)
         size = state.pg.size()
         nodes = node_runs(session.hosts) or (size, 1)
         chosen = select(rule, kind, t.dtype, capacity, size, nodes, t.device)

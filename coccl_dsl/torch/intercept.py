@@ -7,6 +7,7 @@ tensors. What a call is decided by is known to all of its ranks alike.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -45,6 +46,7 @@ SCHEMAS = {
     "recv_": f"(Tensor[] tensors, {_PG}, int src, int tag) -> {_WORK}",
     "recv_any_source_": f"(Tensor[] tensors, {_PG}, int tag) -> {_WORK}",
 }
+_NSYS = "NSYS_PROFILING_SESSION_ID" in os.environ
 _AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
 
@@ -87,6 +89,7 @@ class Kernels:
         assert kernels.keys() == SCHEMAS.keys()
         for name, kernel in kernels.items():
             native = getattr(torch.ops.c10d, name).default
+            _leave_untraced(kernel)
             self._library.impl(name, partial(kernel, native), "BackendSelect", with_keyset=True)
 
     def remove(self) -> None:
@@ -352,6 +355,14 @@ class Kernels:
         traffic.record_error(kind.role, kind.op, bound.algorithm, bound.compressor, relative)
 
 
+def _leave_untraced(kernel: Any) -> None:
+    """A kernel runs wherever an operator is called, also between the graphs of torch.compile, which would trace its Python, and what that
+    calls, in turn."""
+    frames: Any = torch._C._dynamo.eval_frame  # pyright: ignore
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    frames.set_code_exec_strategy(kernel.__func__.__code__, skip)
+
+
 def _async(rest: tuple[Any, ...]) -> bool:
     """Of an operator's last arguments (async_op, timeout), which are left out where they have their defaults."""
     return rest[0] if rest else True
@@ -364,7 +375,8 @@ def _wait(result: Any, value: torch.Tensor) -> torch.Tensor:
 
 
 def ranged(kind: Kind, bound: Bound) -> Any:
-    """A range in profiles, named by role and plan, while a profiler runs."""
-    if not torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
-        return nullcontext()
-    return torch.profiler.record_function(f"coccl {kind.role}.{kind.op} {bound.algorithm} {bound.compressor}")
+    """A range named by role and plan, while a profiler runs: torch's, or Nsight Systems."""
+    name = f"coccl {kind.role}.{kind.op} {bound.algorithm} {bound.compressor}"
+    if torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
+        return torch.profiler.record_function(name)
+    return torch.cuda.nvtx.range(name) if _NSYS else nullcontext()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..runtime.dispatch import capacity_for
 from . import traffic
 from .groups import Groups, Taken
 from .works import HostWork, completed, lanes
@@ -44,7 +45,8 @@ class Message:
         self.kind, self.sends, self.tensor = kind, sends, t
         # Several messages of one kind may be in flight, each with an op, and so wire memory, of its own. On CUDA an op belongs to a stream,
         # where one use comes after the other; lane tells the streams apart.
-        self._idle = state.idle.setdefault((rule.number, t.dtype, t.numel(), sends, peer, lane), [])
+        capacity = capacity_for("send_recv", t.numel(), 2)
+        self._idle = state.idle.setdefault((rule.number, t.dtype, capacity, sends, peer, lane), [])
         try:
             self.bound = self._idle.pop()
         except IndexError:

@@ -19,6 +19,8 @@ from ..wire.codec import TYPES
 from ..wire.layout import bits_per_value
 from .choose import CANDIDATES, choose
 
+# Counts whose bytes are remembered, where every call has another.
+MAX_SIZES = 4096
 loaded = lru_cache(maxsize=None)(load)
 
 
@@ -37,6 +39,8 @@ class Bound:
         found = self._sizes.get(count)
         if found is None:
             plan = self.op.plan
+            if len(self._sizes) >= MAX_SIZES:
+                self._sizes.clear()
             sent, plain = sent_bytes(plan, count) if isinstance(plan, Plan) else (0, 0)
             found = self._sizes[count] = (plain, sent)
         return found

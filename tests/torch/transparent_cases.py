@@ -104,6 +104,18 @@ def all_reduce() -> None:
     x = xs[rank].clone().t()
     dist.all_reduce(x)
     close(x, total([t.t() for t in xs]), "not contiguous")
+    with torch.inference_mode():
+        x = xs[rank].clone()
+        dist.all_reduce(x)
+    close(x, total(xs), "in inference mode")
+    leaf = xs[rank].clone().requires_grad_()
+    dist.all_reduce(leaf)
+    close(leaf, total(xs), "a leaf that wants gradients")
+    for count in (COUNT, COUNT - 1, 7 * COUNT):  # other sizes of one op
+        xs = everyones(count)
+        x = xs[rank].clone()
+        dist.all_reduce(x)
+        close(x, total(xs), f"{count} elements")
 
 
 @case("all_reduce of integers, MAX, MIN, PRODUCT, float64")
@@ -419,6 +431,10 @@ def compiled() -> None:
         close(torch.compile(f, fullgraph=True, backend=backend)(xs[rank]), 2 * total(xs) + 1, backend)
     torch._dynamo.reset()
     assert ran("all_reduce") == len(backends)
+    model = torch.compile(DistributedDataParallel(mlp()), backend="aot_eager")
+    steps(model, 2)
+    alike([p.detach() for p in model.parameters()], "compiled DDP")
+    assert ran("all_reduce", "dp") == 2
 
 
 # ---------------------------------------------------------------- training
