@@ -117,7 +117,7 @@ class _Calls:
             if self._count not in (None, x.numel()):
                 raise CollectiveError(
                     f"gradients of `{self.module}` with error feedback: this backward reduces {x.numel()} elements, an earlier one {self._count}, as "
-                    "some parameters had no gradient. Call set_reduce_scatter_unused_params(True) on the model, or use a compressor without a state"
+                    "some parameters had no gradient. Call set_reduce_scatter_unused_params(True) on the model (torch >= 2.13), or use a compressor without a state"
                 )
             self._count = x.numel()
         if self.waiting and not self.ops and key not in self.waiting:

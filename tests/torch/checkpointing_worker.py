@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import torch
 import torch._dynamo  # here, so that not every rank imports it
 import torch.distributed as dist
 import torch.utils.checkpoint as module
-from forks import fork_world
+from forks import fork_world, normal, start
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint as imported_by_name  # before coccl_dsl.torch, as a user's module may
 
@@ -56,7 +54,7 @@ def gradients(run) -> list[torch.Tensor]:
     """Of two layers, each run by `run(layer, x)`. No run draws other call numbers than the plain one, in all."""
     rewind()
     layers = [Layer(), Layer()]
-    x = torch.randn(300, generator=torch.Generator().manual_seed(dist.get_rank())).requires_grad_()
+    x = normal(300, seed=dist.get_rank()).requires_grad_()
     y = x
     for layer in layers:
         y = run(layer, y)
@@ -172,8 +170,7 @@ def failing(x):
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    start()
     for case in (regions_repeat_their_wires, backward_twice, compiled, wrong_use):
         case()
     dist.barrier()

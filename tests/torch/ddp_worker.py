@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch._dynamo  # here, so that not every rank imports it
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from forks import fork_world
+from forks import fork_world, normal, start
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -45,12 +44,9 @@ class Net(nn.Module):
         return self.last(torch.relu(self.middle(torch.relu(self.first(x)))))
 
 
-TRUTH = torch.randn(16, 4, generator=torch.Generator().manual_seed(9))
-
-
 def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(32, 16, generator=torch.Generator().manual_seed(1000 * step + rank))
-    return x, torch.tanh(x @ TRUTH)
+    x = normal(32, 16, seed=1000 * step + rank)
+    return x, torch.tanh(x @ normal(16, 4, seed=9))
 
 
 def wrapped(state=None, **options) -> DistributedDataParallel:
@@ -166,7 +162,7 @@ def nothing_is_lost_when_buckets_are_rebuilt() -> None:
         from coccl_dsl.torch.ddp import _debts, _keep
 
         for bucket in state._buckets.values():
-            for name, debt in _debts(_keep(bucket), torch.device("cpu")).items():
+            for name, debt in _debts(_keep(bucket), owed.device).items():
                 owed[position[name] : position[name] + debt.numel()] += debt
         dist.all_reduce(owed)
         assert not state._owed and not state._kept
@@ -264,8 +260,7 @@ def small_things() -> None:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    start()
     folder, steps = Path(sys.argv[1]), int(sys.argv[2])
     for case in (
         lambda: replicas_stay_equal(steps),

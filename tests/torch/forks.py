@@ -1,4 +1,7 @@
-"""Processes of a test world, forked from one that has imported everything: importing torch takes longer than most tests."""
+"""Processes of a test world, forked from one that has imported everything: importing torch takes longer than most tests.
+
+On GPUs (COCCL_TEST_DEVICE=cuda, see tests/gpu/test_torch_explicit.py) each rank is started as a process of its own, and tensors are made on its GPU.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,54 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import worlds
 
 from coccl_dsl.pipeline import load
 
 load("two_shot").program()  # makes the parsers
 
+CUDA = os.environ.get("COCCL_TEST_DEVICE") == "cuda"
+
+
+def start() -> torch.device:
+    """Join the world, over gloo or NCCL."""
+    torch.set_num_threads(1)
+    if not CUDA:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["RANK"]))
+    torch.cuda.set_device(device)
+    torch.set_default_device(device)
+    dist.init_process_group("nccl", timeout=timedelta(seconds=100), device_id=device)
+    return device
+
+
+def here(t: torch.Tensor) -> torch.Tensor:
+    return t.to(torch.device("cuda", torch.cuda.current_device())) if CUDA else t
+
+
+def normal(*shape: int, seed: int) -> torch.Tensor:
+    """The same numbers on every device and rank."""
+    return here(torch.randn(*shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu"))
+
+
+def inputs(n: int, count: int, dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
+    """Of all ranks."""
+    with torch.device("cpu"):
+        made = worlds.inputs(n, count, dtype, seed)
+    return [here(t) for t in made]
+
 
 def fork_world(world: int, main: Callable[[], None], seconds: float = 200) -> None:
     """Run `main` on `world` ranks. A rank that fails ends the others, and this process."""
+    if CUDA:  # this process is one of the ranks
+        if int(os.environ["WORLD_SIZE"]) == world:
+            main()
+        return
     children = {}
     for rank in range(world):
         sys.stdout.flush()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from forks import fork_world
-from worlds import inputs, same
+from forks import CUDA, fork_world, inputs, start
+from worlds import same
 
 import coccl_dsl.torch as coccl
 from coccl_dsl import BindError, CollectiveError, simulate
@@ -46,7 +46,7 @@ def collectives() -> None:
                 ("avg", "avg"),
                 (dist.ReduceOp.SUM, "sum"),
                 (dist.ReduceOp.AVG, "avg"),
-                (dist.ReduceOp.PREMUL_SUM(0.25), "premul(0.25)"),
+                (dist._make_nccl_premul_sum(0.25), "premul(0.25)"),
             ):
                 x = xs[rank].clone().reshape(30, 100)
                 done(coccl.all_reduce(x, op=op, algorithm="two_shot", compressor="int4", **how))
@@ -98,9 +98,13 @@ def messages() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         xs = inputs(n, 70_001, dtype, 4)
         arrived = [want("send_recv", [xs[r]] * 2, "int4")[1] for r in range(n)]
-        # As gloo sends what is large only once it is received, both receive and send at once.
+        # As gloo sends what is large only once it is received, both receive and send at once. NCCL wants a batch for that.
         y = torch.zeros_like(xs[0]).requires_grad_()
-        works = [coccl.irecv(y, other, compressor="int4"), coccl.isend(xs[rank], other, compressor="int4")]
+        calls = [
+            partial(coccl.irecv, y, other, compressor="int4"),
+            partial(coccl.isend, xs[rank], other, compressor="int4"),
+        ]
+        works = [call() for call in (calls[::-1] if CUDA and rank else calls)]
         for work in works:
             assert work.wait()
         assert same(y.detach(), arrived[other])
@@ -121,8 +125,9 @@ def messages() -> None:
             dist.P2POp(dist.irecv, k, other, tag=2),
             dist.P2POp(dist.isend, 2 * xs[rank], other, tag=3),
             dist.P2POp(dist.irecv, z, other, tag=3),
-            dist.P2POp(dist.isend if rank else dist.irecv, empty, other, tag=4),
         ]
+        if not CUDA:
+            ops.append(dist.P2POp(dist.isend if rank else dist.irecv, empty, other, tag=4))
         for work in coccl.batch_isend_irecv(ops, compressor="int4"):
             work.wait()
         assert same(y, arrived[other]) and k.tolist() == [7, 8, other]
@@ -187,8 +192,7 @@ def debug_mode() -> None:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    start()
     for case in (collectives, messages, debug_mode, wrong_use):
         case()
     dist.barrier()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-from datetime import timedelta
 
 import torch
 import torch._dynamo  # here, so that not every rank imports it
 import torch.distributed as dist
 import torch.testing._internal.optests
-from forks import fork_world
-from worlds import inputs, same
+from forks import CUDA, fork_world, inputs, normal, start
+from worlds import same
 
 import coccl_dsl
 import coccl_dsl.torch
-from coccl_dsl import BindError
+from coccl_dsl import BindError, CollectiveError
 from coccl_dsl.runtime.dispatch import register
 
 OPS = torch.ops.coccl
@@ -61,8 +60,7 @@ def gradients() -> None:
     }  # fmt: skip
     for label, (call, exact) in cases.items():
         outputs = exact(xs)
-        g = torch.Generator().manual_seed(5)
-        weights = [torch.randn(y.shape, generator=g) for y in outputs]
+        weights = [normal(*y.shape, seed=r) for r, y in enumerate(outputs)]
         grads = whole_gradient(exact, xs, weights)
         for compressor, tolerance in (("raw", 1e-6), ("int8", 0.05)):
             x = xs[rank].clone().requires_grad_()
@@ -76,9 +74,9 @@ def gradients() -> None:
             assert same_bits or compressor != "raw" or error < 1e-6
 
     # Tensor parallelism: a column-parallel and a row-parallel product; all ranks compute the same loss.
-    full = [torch.randn(6, 8, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    full = [normal(6, 8, seed=i) for i in range(2)]
     w1, w2 = full[0].T.contiguous(), full[1]  # 8 -> 6 -> 8
-    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(7))
+    x = normal(5, 8, seed=7)
     exact = [t.clone().requires_grad_() for t in (x, w1, w2)]
     (torch.tanh(exact[0] @ exact[1]) @ exact[2]).square().sum().backward()
     mine = x.clone().requires_grad_(), w1[:, 3 * rank : 3 * rank + 3].clone().requires_grad_(), w2[3 * rank : 3 * rank + 3].clone().requires_grad_()  # fmt: skip
@@ -260,9 +258,44 @@ def wrong_use() -> None:
     assert (leaf - 2).abs().max() < 0.1
 
 
+def captured_graphs() -> None:
+    """A replay gives what an eager call gives, for other numbers at the same place."""
+    rank, n, name = dist.get_rank(), dist.get_world_size(), dist.group.WORLD.group_name
+    xs = inputs(n, 1 << 16, torch.float32, 1)
+    x, out = xs[rank].clone(), torch.empty(1 << 15)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        y = OPS.all_reduce(x, name, "avg", "int4")
+        z = coccl_dsl.all_gather(coccl_dsl.reduce_scatter(y))
+        coccl_dsl.torch.reduce_scatter_tensor(out, x)
+        work = coccl_dsl.torch.all_reduce(z, async_op=True)
+        work.wait()
+        return y, z, out
+
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = step()
+    for seed in (2, 3):
+        x.copy_(inputs(n, 1 << 16, torch.float32, seed)[rank])
+        want = [t.clone() for t in step()]
+        for t in kept:
+            t.zero_()
+        graph.replay()
+        assert all(same(a, b) for a, b in zip(kept, want, strict=True))
+    raises(CollectiveError, "before the capture", lambda: captured_first(name))
+
+
+def captured_first(name: str) -> None:
+    x = torch.ones(3 << 18)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        OPS.all_reduce(x, name, "premul(0.125)")
+
+
 def main() -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    start()
     if sys.argv[1:]:
         compiled_graphs(sys.argv[1:])
         operators_are_well_formed(True)
@@ -273,6 +306,7 @@ def main() -> None:
             lambda: compiled_graphs(["aot_eager"]),
             a_users_text,
             wrong_use,
+            *([captured_graphs] if CUDA else []),
         ):
             case()
     dist.barrier()
