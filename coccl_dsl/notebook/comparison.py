@@ -13,7 +13,7 @@ import torch
 from ..cli.progress import track
 from ..pictures.errors import errors
 from ..pictures.schedule import plan_world, sizes_of
-from ..pictures.timeline import microseconds, simulate_streams
+from ..pictures.timeline import microseconds, predicted_time
 from ..pipeline import Collective, World, load
 from ..plan.model import GPU, Links
 from ..plan.show import ratio
@@ -138,6 +138,5 @@ def _row(
     if isinstance(ranks, int) and mesh is not None:
         s = s.laid_on(mesh)
     found = errors(c, xs, mesh=dict(ranks) if isinstance(ranks, Mapping) else None, **bound)
-    times = s.level_times(links)
-    seconds = max(simulate_streams(p, 1, lambda i, k: times[i].seconds, links).seconds for p in s.plans)
+    seconds = predicted_time(s, links)
     return Row(c.name, compressor, s.world, s.trace.levels, s.trace.lossy, max(s.sent), s.plain, found.end, seconds)

@@ -75,7 +75,7 @@ def _(c: Collective) -> Bundle:
 def collective_facts(c: Collective) -> list[tuple[str, str]]:
     """(what, value): the header, the proof, and what it costs in the smallest and the largest world that was checked."""
     program = c.program()
-    buffers = [item.span.text for item in c.syntax.items if isinstance(item, ast.Buffer)]
+    buffers = [_buffer(item) for item in c.syntax.items if isinstance(item, ast.Buffer)]
     least, most = c.report.worlds[0], c.report.worlds[-1]
 
     def span(name: str) -> str:
@@ -95,6 +95,12 @@ def collective_facts(c: Collective) -> list[tuple[str, str]]:
     rows += [(f"compressor {name}", show.describe(codec)) for name, codec in program.codecs.items()]
     rows += [("requires", r.test.span.text) for r in program.requires]
     return rows
+
+
+def _buffer(b: ast.Buffer) -> str:
+    """`inout buf[n]`."""
+    dims = f"[{', '.join(d.span.text for d in b.dims)}]" if b.dims else ""
+    return f"{b.role} {b.name}{dims}" + (f" in {b.basis}" if b.basis else "")
 
 
 def world_rows(c: Collective) -> list[list[str]]:

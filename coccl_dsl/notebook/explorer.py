@@ -11,7 +11,7 @@ from ..lang.files import library
 from ..pictures.coloured import error_pieces, html
 from ..pictures.schedule import Schedule, schedule
 from ..pictures.spacetime import space_time
-from ..pictures.timeline import microseconds, simulate_streams, timeline
+from ..pictures.timeline import microseconds, predicted_time, timeline
 from ..pipeline import Collective, load
 from ..plan.model import GPU, Link, Links
 from ..plan.show import ratio
@@ -63,6 +63,7 @@ def explore(collective: Collective | str, *, count: int = 1 << 22, dtype: str = 
         **wide,
     )
     numbers, steps, streams = w.HTML(), w.HTML(), w.HTML()
+    still = {"svg": ""}  # for a page without widgets
 
     def update(_: Any = None) -> None:
         ranks: int | dict[str, int] = {a: s.value for a, s in sizes.items()} if c.axes else sizes[""].value
@@ -72,11 +73,13 @@ def explore(collective: Collective | str, *, count: int = 1 << 22, dtype: str = 
             s = schedule(c, ranks, count=elements.value, dtype=dtype, **bound)
         except (CompileError, ValueError) as e:
             told = html(error_pieces(e)) if isinstance(e, CompileError) else f"<div>{escape(str(e))}</div>"
-            numbers.value, steps.value, streams.value = told, "", ""
+            numbers.value, steps.value, streams.value, still["svg"] = told, "", "", ""
             return
         numbers.value = table(facts(s, links, slices.value))
-        steps.value = space_time(s).svg
-        streams.value = timeline(s, slices=slices.value, links=links).svg
+        diagram = space_time(s)
+        still["svg"] = diagram.svg
+        steps.value = diagram.inline
+        streams.value = timeline(s, slices=slices.value, links=links).inline
 
     controls = [*sizes.values(), slices, *kinds.values(), elements, inside, *([across] if c.axes else [])]
     for control in controls:
@@ -92,7 +95,7 @@ def explore(collective: Collective | str, *, count: int = 1 << 22, dtype: str = 
             shown = super()._repr_mimebundle_(**options)
             return {
                 **(shown or {}),
-                "image/svg+xml": steps.value,
+                "image/svg+xml": still["svg"],
                 "text/plain": f"explore({c.name!r}): needs a page with widgets",
             }
 
@@ -101,8 +104,7 @@ def explore(collective: Collective | str, *, count: int = 1 << 22, dtype: str = 
 
 def facts(s: Schedule, links: Links, slices: int) -> list[tuple[str, str]]:
     """What a choice costs."""
-    times = [s.level_times(links, k, slices) for k in range(slices)]
-    seconds = max(simulate_streams(p, slices, lambda i, k: times[k][i].seconds, links).seconds for p in s.plans)
+    seconds = predicted_time(s, links, slices)
     most = max(s.sent)
     return [
         ("bytes sent by the busiest rank", f"{most:,}, {ratio(most, s.plain)} than {s.dtype}"),

@@ -101,14 +101,14 @@ class CocclMagics(Magics):
             c = parse_source(source, syntax.name)
             c._report = c.check()
             made.append(c)
-        for c in made:
-            uses = "".join(f"use {u.span.text}\n" for u in c.uses)
-            self._keep(c.name, ".coll", uses + c.syntax.span.text + "\n")
+        drawn = [space_time(schedule(c, args.draw)) if args.draw else None for c in made]
+        for c, picture in zip(made, drawn, strict=True):
+            self._keep(c.name, ".coll", _alone(c))
             self._name(c.name, c)
             if not args.quiet:
                 display(c)
-            if args.draw:
-                display(space_time(schedule(c, args.draw)))
+            if picture is not None:
+                display(picture)
 
     @cell_magic
     def comp(self, line: str, cell: str) -> None:
@@ -153,6 +153,15 @@ class CocclMagics(Magics):
             return benchmark(shlex.split(line), _Parser, self.ip.user_ns)
         except Helped:
             return None
+
+
+def _alone(c: Collective) -> str:
+    """A file that holds one of a cell's collectives."""
+    text = c.source.text
+    names = [other.span.start for other in parse_coll(c.source).collectives]
+    starts = [text.rindex("collective", 0, at) for at in names] + [len(text)]
+    i = names.index(c.syntax.span.start)
+    return text[: starts[0]] + text[starts[i] : starts[i + 1]]
 
 
 def load(ip: Any) -> None:

@@ -16,7 +16,7 @@ from .figures import MARKERS, figure, picture
 from .picture import Picture
 from .schedule import Schedule, schedule
 from .spacetime import bytes_text
-from .timeline import microseconds, simulate_streams
+from .timeline import microseconds, predicted_time
 
 if TYPE_CHECKING:
     import torch
@@ -270,7 +270,7 @@ def cost_against_ranks(
             made_for = [schedule(c, n, count=count, **compressors) for n in ranks]
             lossy = [s.trace.lossy for s in made_for]
             sent = [max(s.sent) / 2**20 for s in made_for]
-            times = [_predicted(s, links) for s in made_for]
+            times = [predicted_time(s, links) for s in made_for]
             for axis, ys in zip(axes, (lossy, sent, [1e6 * t for t in times]), strict=True):
                 axis.plot(ranks, ys, label=c.name, **_line(i))
             lines.append(f"  {c.name}")
@@ -282,11 +282,6 @@ def cost_against_ranks(
             axis.xaxis.get_major_locator().set_params(integer=True)
         axes[0].legend()
         return picture(made, "\n".join(lines))
-
-
-def _predicted(s: Schedule, links: Links) -> float:
-    times = s.level_times(links)
-    return max(simulate_streams(p, 1, lambda i, k: times[i].seconds, links).seconds for p in s.plans)
 
 
 def time_against_size(rows: Sequence[Row], **only: str) -> Picture:

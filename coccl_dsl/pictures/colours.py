@@ -44,9 +44,12 @@ def _rules(t: Theme) -> str:
     return "".join(lines)
 
 
+# A picture of its own follows the reader's choice of light or dark; inside a page of JupyterLab it follows the page's.
+ON_DARK = f"@media (prefers-color-scheme:dark){{{_rules(DARK)}}}"
+IN_PAGE = "".join(f"[data-jp-theme-light=false] {rule}}}" for rule in _rules(DARK).split("}")[:-1])
 STYLE = (
     'text{font-family:system-ui,-apple-system,"Segoe UI","Helvetica Neue",Arial,"DejaVu Sans",sans-serif;stroke:none}'
     + _rules(LIGHT)
     + ".cc-arrow path{fill:none}.cc-arrow:hover path{stroke-width:3}"
-    + f"@media (prefers-color-scheme:dark){{{_rules(DARK)}}}"
+    + ON_DARK
 )

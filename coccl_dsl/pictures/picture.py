@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from .colours import IN_PAGE, ON_DARK
+
 FORMATS = (".svg", ".png")
 
 
@@ -20,6 +22,11 @@ class Picture:
 
     def _repr_svg_(self) -> str:
         return self.svg
+
+    @property
+    def inline(self) -> str:
+        """The SVG as part of an HTML page, dark where the page says that it is, with tooltips."""
+        return self.svg.replace(ON_DARK, IN_PAGE)
 
     def png(self, scale: float = 2.0) -> bytes:
         """Rasterised, `scale` pixels for each one of the SVG. Raises RuntimeError where resvg_py is not installed."""

@@ -1,22 +1,23 @@
 """When a rank's streams are busy, as the model of `plan/model.py` has it: launches on one stream, messages on another, slice behind slice.
 
-    a launch    Links.launch seconds, on the compute stream
+    a launch    Links.launch seconds, on the compute stream; and, where a memory rate is given, the bytes that its Folds read and write
     a level     the model's time of a slice's messages, on the send stream; the slice's next launch waits for it
     order       that of `runtime/transports/base.py`: slice k + 1 starts one level behind slice k
 
-With one slice the end is the time that `coccl-compile --explain` prints. The critical path is what the end waited for, back to the start.
+With one slice and no memory rate the end is the time that `coccl-compile --explain` prints. The critical path is what the end waited for, back to the start.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..plan.cut import cut, piece
 from ..plan.model import GPU, Link, Links
-from ..plan.ops import Exchange, Launch, Plan
+from ..plan.ops import Exchange, Fold, Launch, Plan
 from ..plan.show import COUNT, fitting, headline
+from ..wire.codec import TYPES
 from ..wire.layout import wire_bytes
 from .colours import SERIES
 from .picture import Picture
@@ -59,8 +60,10 @@ class Timeline:
         return found
 
 
-def simulate_streams(plan: Plan, slices: int, level: Callable[[int, int], float], links: Links = GPU) -> Timeline:
-    """Run the plan's launches and exchanges against the model. level(i, k): seconds of level i of slice k."""
+def simulate_streams(
+    plan: Plan, slices: int, level: Callable[[int, int], float], launch: Callable[[Launch, int], float]
+) -> Timeline:
+    """Run the plan's launches and exchanges against the model. level(i, k): seconds of level i of slice k; launch(l, k): of a launch."""
     blocks: list[Block] = []
     free: dict[str, Block | None] = dict.fromkeys(STREAMS)
     last: list[Block | None] = [None] * slices
@@ -75,7 +78,7 @@ def simulate_streams(plan: Plan, slices: int, level: Callable[[int, int], float]
     def steps(k: int) -> Iterator[None]:
         for s in plan.steps:
             if isinstance(s, Launch):
-                run("compute", k, formula(s.signature), links.launch)
+                run("compute", k, formula(s.signature), launch(s, k))
             elif isinstance(s, Exchange):
                 run("send", k, f"step {s.level}", level(s.level, k))
                 yield
@@ -91,6 +94,29 @@ def simulate_streams(plan: Plan, slices: int, level: Callable[[int, int], float]
 
 
 END = object()
+
+
+def launch_time(
+    plan: Plan, lengths: Mapping[int, int], slices: int, links: Links, memory: float | None
+) -> Callable[[Launch, int], float]:
+    """Seconds of a launch of slice k. memory: bytes a second that kernels read and write, None for no time at all."""
+
+    def seconds(launch: Launch, k: int) -> float:
+        if memory is None:
+            return links.launch
+        moved = sum(fold_bytes(plan, f, piece(lengths[f.extent], k, slices).length) for f in launch.folds)
+        return links.launch + moved / memory
+
+    return seconds
+
+
+def fold_bytes(plan: Plan, f: Fold, length: int) -> int:
+    """Bytes that a Fold on `length` elements reads and writes."""
+    item = TYPES[plan.dtype][0] // 8
+    dense = [d.role for d in f.dense] + [s.place.role for s in f.sinks]
+    wires = [o.wire for o in f.opened] + [f.wire] * (f.wire is not None)
+    moved = sum(4 if role == "scratch" else item for role in dense) * length
+    return moved + sum(wire_bytes(plan.codecs[plan.wires[w].codec], length) for w in wires if w is not None)
 
 
 def own_level(plan: Plan, count: int, slices: int, links: Links) -> Callable[[int, int], float]:
@@ -121,26 +147,47 @@ def own_level(plan: Plan, count: int, slices: int, links: Links) -> Callable[[in
 
 
 def timeline(
-    of: Schedule | Plan, *, rank: int = 0, slices: int = 1, links: Links = GPU, count: int = COUNT, width: float = WIDTH
+    of: Schedule | Plan,
+    *,
+    rank: int = 0,
+    slices: int = 1,
+    links: Links = GPU,
+    memory: float | None = None,
+    count: int = COUNT,
+    width: float = WIDTH,
 ) -> Picture:
     """The streams of one rank through one call, the critical path outlined.
 
     of      a Schedule (a level takes what its busiest rank takes), or one rank's Plan (what that rank's own messages take)
     slices  slices in flight; links: the model's links; count: elements of the input, for a Plan
+    memory  bytes a second that kernels read and write, such as 4.2e12 on an H200 (facts/measured.md); None: arithmetic takes no time
     """
     if slices < 1:
         raise ValueError(f"slices={slices}: there is at least one")
     if isinstance(of, Schedule):
         if not 0 <= rank < of.world:
             raise ValueError(f"rank={rank}: there are ranks 0 .. {of.world - 1}")
-        plan, count = of.plans[rank], of.count
+        plan, count, lengths = of.plans[rank], of.count, of.lengths
         times = [of.level_times(links, k, slices) for k in range(slices)]
-        made = simulate_streams(plan, slices, lambda i, k: times[k][i].seconds, links)
+        level: Callable[[int, int], float] = lambda i, k: times[k][i].seconds  # noqa: E731
     else:
         plan, count = of, fitting(of, count)
-        made = simulate_streams(plan, slices, own_level(plan, count, slices, links), links)
+        lengths = cut(plan, count).lengths
+        level = own_level(plan, count, slices, links)
+    made = simulate_streams(plan, slices, level, launch_time(plan, lengths, slices, links, memory))
     title = f"{headline(plan)}   {count:,} elements"
-    return Picture(_draw(made, title, slices, links, width), _text(made, title, links))
+    return Picture(
+        _draw(made, title, slices, model_text(links, memory), width), _text(made, title, model_text(links, memory))
+    )
+
+
+def predicted_time(s: Schedule, links: Links, slices: int = 1) -> float:
+    """Seconds until the last rank is done."""
+    times = [s.level_times(links, k, slices) for k in range(slices)]
+    return max(
+        simulate_streams(p, slices, lambda i, k: times[k][i].seconds, lambda launch, k: links.launch).seconds
+        for p in s.plans
+    )
 
 
 def microseconds(seconds: float) -> str:
@@ -152,10 +199,11 @@ def _link_text(link: Link) -> str:
     return f"{link.bandwidth / 1e9:g} GB/s and {1e6 * link.latency:g} us"
 
 
-def _model_text(links: Links) -> str:
+def model_text(links: Links, memory: float | None) -> str:
     return (
         f"Predicted, not measured: {_link_text(links.inside)} inside a node, {_link_text(links.across)} across, "
-        f"{1e6 * links.launch:g} us a launch, no time for arithmetic."
+        f"{1e6 * links.launch:g} us a launch, "
+        + (f"{memory / 1e12:g} TB/s for what kernels read and write." if memory else "no time for arithmetic.")
     )
 
 
@@ -167,7 +215,7 @@ def _ticks(seconds: float) -> list[float]:
     return [i * step for i in range(int(us / step) + 1)]
 
 
-def _draw(t: Timeline, title: str, slices: int, links: Links, width: float) -> str:
+def _draw(t: Timeline, title: str, slices: int, model: str, width: float) -> str:
     c = Canvas(f"{title}: {microseconds(t.seconds)}")
     left, right = MARGIN + text_width("compute") + 12, width - MARGIN - 24
     y = float(MARGIN + SIZE)
@@ -216,17 +264,17 @@ def _draw(t: Timeline, title: str, slices: int, links: Links, width: float) -> s
     c.rect(x + 1, y, 21, 11, "cc-critical")
     c.text(x + 28, y + 10, "on the critical path")
     y += 20
-    for line in wrap(_model_text(links), width - 2 * MARGIN):
+    for line in wrap(model, width - 2 * MARGIN):
         c.text(MARGIN, y + SIZE, line, cls="cc-muted")
         y += LINE
     return c.svg(width, y + MARGIN)
 
 
-def _text(t: Timeline, title: str, links: Links) -> str:
+def _text(t: Timeline, title: str, model: str) -> str:
     critical = t.critical
     lines = [title, f"{microseconds(t.seconds)} a call; * is on the critical path"]
     for b in t.blocks:
         star = "*" if b in critical else " "
         span = f"{1e6 * b.start:10.1f} .. {1e6 * b.end:10.1f} us"
         lines.append(f"  {star} {span}  slice {b.slice}  {b.stream:<8} {b.label.replace('→', '->').replace('×', 'x')}")
-    return "\n".join([*lines, _model_text(links)])
+    return "\n".join([*lines, model])

@@ -17,17 +17,7 @@ from coccl_dsl.pictures.spacetime import MOST_RANKS, WIDTH, bytes_text, ranges
 from coccl_dsl.pictures.svg import text_width
 from coccl_dsl.pipeline import load
 from coccl_dsl.plan.ops import Copy, Launch
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def world_for(name: str, n: int) -> int | dict[str, int]:
-    axes = load(name).axes
-    return {axes[0]: 2, axes[1]: n // 2} if axes else (2 if load(name).kind == "send_recv" else n)
-
-
-def groups(svg: str, kind: str) -> list[ET.Element]:
-    return [g for g in ET.fromstring(svg).iter(f"{SVG}g") if kind in g.get("class", "").split()]
+from tests.pictures.drawn import SVG, groups, world_for
 
 
 @pytest.mark.parametrize("name", library("algorithms"))
