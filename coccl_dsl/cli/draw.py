@@ -32,8 +32,10 @@ def _of(s: Schedule, kind: str, args: argparse.Namespace) -> Picture:
     if kind == "timeline":
         return timeline(s, rank=args.rank, slices=args.slices or 1)
     if kind == "links":
-        from ..pictures.charts import link_bytes
-
+        try:
+            from ..pictures.charts import link_bytes
+        except ImportError as e:  # no matplotlib
+            raise RuntimeError(f"--picture links: {e}") from e
         return link_bytes(s)
     return space_time(s)
 

@@ -73,13 +73,14 @@ def _(c: Collective) -> Bundle:
 
 
 def collective_facts(c: Collective) -> list[tuple[str, str]]:
-    """(what, value): the header, the proof, and what it costs in the smallest and the largest world that was checked."""
+    """(what, value): the buffers, the proof, and what it costs over the worlds that were checked."""
     program = c.program()
     buffers = [_buffer(item) for item in c.syntax.items if isinstance(item, ast.Buffer)]
     least, most = c.report.worlds[0], c.report.worlds[-1]
 
     def span(name: str) -> str:
-        low, high = getattr(least, name), getattr(most, name)
+        all_worlds = [getattr(w, name) for w in c.report.worlds]
+        low, high = min(all_worlds), max(all_worlds)
         return str(low) if low == high else f"{low} to {high}"
 
     worlds = " to ".join(dict.fromkeys("x".join(map(str, w.sizes)) for w in (least, most)))
