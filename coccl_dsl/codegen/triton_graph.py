@@ -139,7 +139,7 @@ class Printer:
     leaves   op, or (op, name), -> expression of a leaf: x, live, left (elements of the tile that exist), fields, states, uniform
     exists   expression of bool [G]: which groups exist (only frame reductions ask)
 
-    bits holds another form of printed nodes: the bits of rounded floats.
+    unrounded tells of arrays of short floats what they were rounded from, and to which type: their bits are made from that at once.
     """
 
     codec: Codec
@@ -152,7 +152,7 @@ class Printer:
     _peaks: dict[int, str] = field(default_factory=dict)
     _ends: dict[int, tuple[str, str]] = field(default_factory=dict)
     _spans: set[int] = field(default_factory=set)
-    bits: dict[int, str] = field(default_factory=dict)
+    unrounded: dict[int, tuple[str, str]] = field(default_factory=dict)
     _used: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -248,8 +248,8 @@ class Printer:
         if node.op == "select" and nan_anyway(node):
             return self._names[id(node.args[2])]
         if node.op == "round_to" and rounded_already(node):
-            if id(node.args[0]) in self.bits:
-                self.bits[id(node)] = self.bits[id(node.args[0])]
+            if id(node.args[0]) in self.unrounded:
+                self.unrounded[id(node)] = self.unrounded[id(node.args[0])]
             return self._names[id(node.args[0])]
         return None
 
@@ -368,9 +368,12 @@ class Printer:
             number = self._floats[id(v)]
             masked = f"{number} if FULL else tl.where({live}, {number}, {float(node.args[2].value)})"
             self._floats[id(node)] = self.say(f"{name}_number", masked)
-        if id(v) in self.bits and node.args[2].value == 0.0:
-            bits = self.bits[id(v)]
-            self.bits[id(node)] = self.say(f"{name}_bits", f"{bits} if FULL else tl.where({live}, {bits}, 0)")
+        if id(v) in self.unrounded and node.args[2].value == 0.0:
+            rounded, kind = self.unrounded[id(v)]
+            self.unrounded[id(node)] = (
+                self.say("masked", f"{rounded} if FULL else tl.where({live}, {rounded}, 0.0)"),
+                kind,
+            )
         text = self._arg(node, 1)
         return self.say(name, f"{text} if FULL else tl.where({live}, {text}, {other})")
 
@@ -417,8 +420,8 @@ class Printer:
         if node.scope == "array" and how == "nearest" and not flush:
             if kind not in _SHORT:
                 return f'lib.nearest({value}, "{kind}")'
-            self.bits[id(node)] = self.say("nearest_bits", f'lib.nearest_bits({value}, "{kind}")')
-            return f'lib.decode({self.bits[id(node)]}, "{kind}")'
+            self.unrounded[id(node)] = value, kind
+            return f'lib.nearest({value}, "{kind}")'
         if how == "down":
             finite = end_of_clean(node.args[0]) is not None
             return f'lib.round_down({value}, "{kind}", {flush}{", True" if finite else ""})'

@@ -228,7 +228,7 @@ def nearest(v, TYPE: tl.constexpr):
     elif TYPE == "f16":
         return decode(to_bits16(v, TYPE).to(tl.int32), TYPE)
     else:
-        return round_to(v, TYPE, False, False)
+        return decode(nearest_bits(v, TYPE), TYPE)
 
 
 @triton.jit

@@ -425,9 +425,11 @@ class _Kernel:
             value = f"tl.full([], {value}, tl.{'float32' if node.kind == 'f32' else 'int32'})"
         if f.per == "group" and node.scope != "group":
             value = f"tl.full([TILE // {codec.group}], {value}, tl.{'float32' if node.kind == 'f32' else 'int32'})"
-        if f.per == "array" and id(node) in printer.bits:
-            return printer.bits[id(node)]
         code = printer.fresh(f"{f.name}_bits")
+        if f.per == "array" and id(node) in printer.unrounded:
+            source, kind = printer.unrounded[id(node)]
+            self.o.add(f'{code} = lib.nearest_bits({source}, "{kind}")')
+            return code
         if not f.integer and f.type == "f16" and f.per == "array":
             self.o.add(f'{code} = lib.to_bits16({value}, "f16")')
         elif not f.integer:
