@@ -284,6 +284,13 @@ def _format(target: Target, args: argparse.Namespace) -> int:
     return 0
 
 
+def _print_error(error: CompileError) -> None:
+    """In colour on a terminal."""
+    from ..pictures.coloured import error_text
+
+    print(error_text(error, sys.stderr.isatty()), file=sys.stderr)
+
+
 def main(argv: list[str] | None = None) -> int:
     """0 done, 1 the text, the arguments or the run are wrong (told on stderr), 2 the command line cannot be read."""
     p = parser()
@@ -306,7 +313,7 @@ def main(argv: list[str] | None = None) -> int:
             return _format(target, args)
         return (_compressors if target.comp else _collective)(target, args, settings)
     except CompileError as e:
-        print(e, file=sys.stderr)
+        _print_error(e)
     except BrokenPipeError:
         # The reader has gone, as with `| head`. Python would complain once more when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,6 +13,7 @@ from ..codegen.casts import to_dtype
 from ..pipeline import World
 from ..plan.cut import Cut
 from ..plan.ops import Plan
+from ..shown import Explanation
 from .dtypes import dtype_name
 from .executor import Executor
 from .replay import call_number
@@ -263,19 +264,20 @@ class Op:
         values = self._executor.flags.tolist()
         return dict(zip(("version", *self._executor.flag_names), values, strict=True))
 
-    def explain(self) -> str:
+    def explain(self) -> Explanation:
         """Which plan runs, over what, and what it costs."""
         from ..plan.show import summary
 
         lines = [repr(self)]
-        if self.plan is None or self._executor is None or self.transport is None:
-            return "\n".join([*lines, "a group of one: the input times the op's factor; nothing is sent"])
+        if self.plan is None or self._executor is None:
+            return Explanation("\n".join([*lines, "a group of one: the input times the op's factor; nothing is sent"]))
         describe = getattr(self.transport, "describe", None)
-        lines.append(f"transport: {describe() if describe else self.transport.name} {self.note}".rstrip())
+        name = "local" if self.transport is None else self.transport.name
+        lines.append(f"transport: {describe() if describe else name} {self.note}".rstrip())
         lines.append(
             f"kernels: {type(self._executor.backend).__name__}, slices: {self.slices}, wire memory: {self._executor.arena.numel()} bytes"
         )
-        return "\n".join(lines) + "\n" + summary(self.plan, self.settings.capacity)
+        return Explanation("\n".join([*lines, summary(self.plan, self.settings.capacity)]))
 
 
 class LocalOp:

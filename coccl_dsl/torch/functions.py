@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..shown import Explanation
 from . import library
 from .calls import Asked, Compressors, ReduceOp, bound_op, found, member, op_text, pick
 from .choose import CANDIDATES
@@ -180,17 +181,17 @@ def explain(
     op: ReduceOp = "sum",
     root: int = 0,
     mesh: dict[str, int] | None = None,
-) -> str:
+) -> Explanation:
     """Which algorithm a call would run, why, and, where it is bound, over what. The first call for a group is collective."""
     if collective not in CANDIDATES or collective == "send_recv":
         raise ValueError(f"{collective!r} is not one of {', '.join(k for k in CANDIDATES if k != 'send_recv')}")
     pg, asked = member(group), Asked(op_text(op), compressor, algorithm, mesh, root)
     if pg.size() == 1:
-        return f"{collective}: a group of one; the result is the input times the op's factor"
+        return Explanation(f"{collective}: a group of one; the result is the input times the op's factor")
     name, choice, _ = pick(collective, x, pg, asked)
     told = f"{collective}: {choice.text()}" if choice else f"{collective}: {name}, as asked for"
     bound = found(collective, x, pg, asked)
-    return told + "\n" + (bound.explain() if bound is not None else "not bound yet: the first call binds it")
+    return Explanation(f"{told}\n{bound.explain() if bound is not None else 'not bound yet: the first call binds it'}")
 
 
 def _run(

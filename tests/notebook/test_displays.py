@@ -103,6 +103,14 @@ def test_an_explanation_is_a_string_and_a_table():
     assert page.tags.count("tr") == 1 and page.tags.count("td") == 3 and "not bound <yet>" in page.words
 
 
+def test_a_bound_op_explains_itself_as_a_table():
+    x = torch.zeros(4096)
+    told = coccl_dsl.compile("two_shot").bind(coccl_dsl.LocalGroup(2), like=x).ops[0].explain()
+    assert isinstance(told, Explanation) and "transport: local" in told
+    words = "".join(Balanced(shown(told)["text/html"]).words)
+    assert "bytes sent" in words and "compressor q" in words
+
+
 def test_a_comparison_is_what_the_schedules_and_the_sums_say():
     xs = [torch.randn(4096, generator=torch.Generator().manual_seed(r)) for r in range(4)]
     c = compare(["ring", "two_shot"], ["int8", "int4"], data=xs)
