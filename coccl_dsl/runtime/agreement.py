@@ -6,7 +6,9 @@ Nothing here uses the collectives of the group, so it cannot hang on a fault tha
 from __future__ import annotations
 
 import json
+import threading
 from datetime import timedelta
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -16,6 +18,26 @@ from .errors import BindError
 _sequence: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 
 
+class _Stores(threading.local):
+    """A store's connection serves one call at a time, also one that waits: threads but the main one have one each."""
+
+    base: Any = None
+    own: Any = None
+
+
+_stores = _Stores()
+
+
+def store_of_thread() -> Any:
+    """The default store, over a connection that no other thread waits on."""
+    base: Any = dist.distributed_c10d._get_default_store()
+    if threading.current_thread() is threading.main_thread():
+        return base
+    if _stores.base is not base:
+        _stores.base, _stores.own = base, base.clone()
+    return _stores.own
+
+
 class Meeting:
     """One bind of one group: the n-th call of `Meeting(group)` on each rank meets the n-th of the others."""
 
@@ -23,7 +45,7 @@ class Meeting:
         self.rank, self.world, self.timeout, self.what = dist.get_rank(group), dist.get_world_size(group), timeout, what
         number = _sequence.get(group, 0)
         _sequence[group] = number + 1
-        base = dist.distributed_c10d._get_default_store()
+        base = store_of_thread()
         self.store = dist.distributed_c10d.PrefixStore(f"coccl_dsl/{group.group_name}/{number}", base)
 
     def tell(self, name: str, text: str) -> None:

@@ -62,6 +62,7 @@ class _Entry:
 
 
 _lock = threading.RLock()
+_binding: WeakKeyDictionary[dist.ProcessGroup, threading.RLock] = WeakKeyDictionary()
 _entries: dict[str, _Entry] = {}
 _kernels: WeakKeyDictionary[Collective, Mapping[str, Any]] = WeakKeyDictionary()
 
@@ -189,6 +190,13 @@ def forget_destroyed(kept: dict[dist.ProcessGroup, Any]) -> None:
         del kept[group]
 
 
+def binding_lock(group: dist.ProcessGroup) -> threading.RLock:
+    """Held while ops of the group are bound, which waits for the other ranks. One for all groups would let threads of several ranks that bind for
+    two groups wait for each other."""
+    with _lock:
+        return _binding.setdefault(group, threading.RLock())
+
+
 def destroyed(group: dist.ProcessGroup) -> bool:
     return group not in dist.distributed_c10d._world.pg_map
 
@@ -215,21 +223,21 @@ def _call(
         collective = entry.adjoint = entry.adjoint or load(_ADJOINTS[collective.kind])
     capacity = capacity_for(collective.kind, x.numel(), group.size())
     kind = (op, x.dtype, x.device, capacity)
-    kept = entry.bound.get((group, collective.kind), {})
-    bound = kept.get(kind)
-    if bound is None:
-        if capturing(x):
-            raise CollectiveError(
-                f"torch.ops.{NAMESPACE}.{name} has not been bound for this call, and cannot be under CUDA graph capture: before the capture, "
-                f"call torch.ops.{NAMESPACE}.{name}(x, {a['group_name']!r}, {op!r}) once on all ranks with {x.numel()} elements of {x.dtype}"
-            )
-        with _lock:
-            for key in [key for key in entry.bound if destroyed(key[0])]:
-                del entry.bound[key]
+    with binding_lock(group):
+        bound = entry.bound.get((group, collective.kind), {}).get(kind)
+        if bound is None:
+            if capturing(x):
+                raise CollectiveError(
+                    f"torch.ops.{NAMESPACE}.{name} has not been bound for this call, and cannot be under CUDA graph capture: before the capture, "
+                    f"call torch.ops.{NAMESPACE}.{name}(x, {a['group_name']!r}, {op!r}) once on all ranks with {x.numel()} elements of {x.dtype}"
+                )
             refuse_states(collective, dtype_name(x.dtype), {}, f"torch.ops.{NAMESPACE}.{name}")
             options: dict[str, Any] = {"op": op, "capacity": capacity, "root": entry.root}
             if entry.mesh is not None and collective.axes:
                 options["mesh"] = entry.mesh
             bound = collective.bind(group, like=x, **options)
-            entry.bound.setdefault((group, collective.kind), {})[kind] = bound
+            with _lock:
+                for key in [key for key in entry.bound if destroyed(key[0])]:
+                    del entry.bound[key]
+                entry.bound.setdefault((group, collective.kind), {})[kind] = bound
     return bound(x, out=out)

@@ -21,7 +21,7 @@ from ..pipeline import Collective, load
 from ..plan.model import CPU, GPU
 from ..plan.show import sent_bytes
 from ..runtime.agreement import Meeting
-from ..runtime.dispatch import capacity_for, capturing, forget_destroyed, refuse_states
+from ..runtime.dispatch import binding_lock, capacity_for, capturing, forget_destroyed, refuse_states
 from ..runtime.dtypes import dtype_name
 from ..runtime.errors import BindError, CollectiveError
 from ..runtime.op import Op
@@ -125,10 +125,8 @@ def bound_op(
     if debug.enabled() and kind != "send_recv" and pg.size() > 1:
         what = f"{kind} ({asked.op}, {asked.compressor}, {asked.algorithm}, root {asked.root})"
         debug.compare(pg, x, what, (splits["input_splits"], splits["output_splits"]) if splits else None)
-    with _lock:
-        capacity = _capacity(kind, x, pg, asked)
-        kept = _groups.get(pg)
-        op = kept.ops.get(asked.key(kind, x, capacity)) if kept else None
+    with binding_lock(pg):
+        op = found(kind, x, pg, asked)
         return op if op is not None else _first(kind, x, pg, asked)
 
 
@@ -144,13 +142,18 @@ def _first(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> A
             f"coccl_dsl.{name} has not been bound for this call, and cannot be under CUDA graph capture: before the capture, call coccl_dsl.{name} "
             f"once on all ranks with the same arguments and {x.numel()} elements of {x.dtype}"
         )
-    forget_destroyed(_groups)
+    with _lock:
+        forget_destroyed(_groups)
     collective, options = binding(kind, x, pg, asked)
     refuse_states(collective, dtype_name(x.dtype), options, f"coccl_dsl.{name}")
     op = collective.bind(pg, like=x, **options)
-    capacity = _capacity(kind, x, pg, asked)
-    _groups.setdefault(pg, _Group()).ops[asked.key(kind, x, capacity)] = op
+    _known(pg).ops[asked.key(kind, x, _capacity(kind, x, pg, asked))] = op
     return op
+
+
+def _known(pg: dist.ProcessGroup) -> _Group:
+    with _lock:
+        return _groups.setdefault(pg, _Group())
 
 
 def binding(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> tuple[Collective, dict[str, Any]]:
@@ -258,7 +261,7 @@ def _nodes(pg: dist.ProcessGroup, device: torch.device, mesh: dict[str, int] | N
         if len(sizes) != 2 or sizes[0] * sizes[1] != n:
             raise BindError(f"mesh={mesh} is not node=..., local=... of {n} ranks")
         return sizes
-    kept = _groups.setdefault(pg, _Group())
+    kept = _known(pg)
     if kept.nodes is None:
         # torchrun's nodes are nodes to us, wherever they run; NCCL_HOSTID says so to NCCL.
         from ..runtime.transports.symm import host_name

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
+from ..runtime.agreement import store_of_thread
 from ..runtime.errors import CollectiveError
 from ..runtime.transports.torch_p2p import group_timeout
 
@@ -29,9 +30,7 @@ def compare(pg: dist.ProcessGroup, x: torch.Tensor, what: str, splits: Splits | 
     number = _calls[pg] = _calls.get(pg, -1) + 1
     rank, size = pg.rank(), pg.size()
     text = what if splits is not None else f"{what}, {x.numel()} elements of {str(x.dtype).removeprefix('torch.')}"
-    store = dist.distributed_c10d.PrefixStore(
-        f"coccl_dsl/compare/{pg.group_name}", dist.distributed_c10d._get_default_store()
-    )
+    store = dist.distributed_c10d.PrefixStore(f"coccl_dsl/compare/{pg.group_name}", store_of_thread())
     store.set(f"{number}/{rank}", json.dumps([text, splits and [list(s) for s in splits]]))
     if number > 1:  # all ranks have read the call before the last, or they would not have come to the last
         store.delete_key(f"{number - 2}/{rank}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from functools import partial
 
 import torch
@@ -10,9 +12,11 @@ import torch.distributed as dist
 from forks import CUDA, fork_world, inputs, start
 from worlds import same
 
+import coccl_dsl
 import coccl_dsl.torch as coccl
 from coccl_dsl import BindError, CollectiveError, simulate
 from coccl_dsl.pipeline import load
+from coccl_dsl.runtime.dispatch import register
 
 
 def raises(kind, words: str, call) -> None:
@@ -175,6 +179,28 @@ def wrong_use() -> None:
         assert torch.equal(x, torch.ones(8, 8))
 
 
+def threads_of_two_groups() -> None:
+    """Each rank's first calls are in another order, in threads of their own: neither waits for the other."""
+    rank, done = dist.get_rank(), []
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    register(coccl_dsl.compile("one_shot"))
+
+    def work(i: int) -> None:
+        x = torch.ones(100 + i)
+        for _ in range(20):
+            coccl.all_reduce(x, op="avg", group=groups[i])
+            torch.ops.coccl.one_shot(x, groups[i].group_name)
+        done.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in ((0, 1) if rank else (1, 0))]
+    for t in threads:
+        t.start()
+        time.sleep(0.1)
+    for t in threads:
+        t.join(60)
+    assert sorted(done) == [0, 1]
+
+
 def debug_mode() -> None:
     rank, x = dist.get_rank(), torch.ones(1000)
     os.environ["COCCL_DEBUG"] = "1"
@@ -193,7 +219,7 @@ def debug_mode() -> None:
 
 def main() -> None:
     start()
-    for case in (collectives, messages, debug_mode, wrong_use):
+    for case in (collectives, messages, threads_of_two_groups, debug_mode, wrong_use):
         case()
     dist.barrier()
     dist.destroy_process_group()
