@@ -130,6 +130,11 @@ def test_how_it_works_shows_the_plan_that_is_printed(capsys):
     assert shown in capsys.readouterr().out
 
 
+def test_how_it_works_shows_the_picture_that_is_drawn(tmp_path: Path):
+    assert main(["two_shot", "--draw", str(tmp_path / "two_shot.svg")]) == 0
+    assert (ROOT / "docs/pictures/two_shot.svg").read_bytes() == (tmp_path / "two_shot.svg").read_bytes()
+
+
 def test_write_an_algorithm_shows_the_error_that_is_raised(tmp_path: Path):
     page = blocks(ROOT / "docs" / "write_an_algorithm.md")
     at = next(i for i, b in enumerate(page) if b.fails)
