@@ -1,6 +1,7 @@
-"""What users of torch.distributed call, each with a policy in force: the result is right, and the report says what ran. Four gloo processes.
+"""What users of torch.distributed call, each with a policy in force: the result is right, and the report says what ran.
 
-CASES: name, as in the table of docs/pytorch.md -> a function that raises where something is not right.
+CASES: name, as in the table of docs/pytorch.md -> a function that raises where something is not right. Four gloo processes; or two or more GPUs,
+where COCCL_TEST_DEVICE is cuda.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from coccl_dsl.policy import read_policy_text
 from coccl_dsl.torch import traffic, transparent, works
 
 COUNT = 3000
+DEVICE = os.environ.get("COCCL_TEST_DEVICE", "cpu")
 ALL = """
 arena_mib = 4
 [[rule]]
@@ -32,9 +34,12 @@ min_bytes = {least}
 CASES: dict[str, Callable[[], None]] = {}
 
 
-def case(name: str):
+def case(name: str, ranks: int = 2, devices: str = "cpu cuda"):
+    """ranks: how many it needs."""
+
     def add(function):
-        CASES[name] = function
+        if DEVICE in devices.split() and int(os.environ.get("WORLD_SIZE", "4")) >= ranks:
+            CASES[name] = function
         return function
 
     return add
@@ -74,7 +79,8 @@ def mine() -> tuple[int, int]:
 
 def everyones(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
-    return [torch.randn(*shape, generator=g).to(dtype) for _ in range(dist.get_world_size())]
+    made = [torch.randn(*shape, generator=g, device="cpu") for _ in range(dist.get_world_size())]
+    return [x.to(dtype).to(DEVICE) for x in made]
 
 
 def total(xs: list[torch.Tensor]) -> torch.Tensor:
@@ -192,8 +198,8 @@ def roots() -> None:
     for other in seen:
         same(other, x.double(), "what the ranks hold after broadcast")
     x = xs[rank].clone()
-    dist.reduce(x, 2)
-    if rank == 2:
+    dist.reduce(x, 0)
+    if rank == 0:
         close(x, total(xs), "reduce")
 
 
@@ -218,7 +224,7 @@ def all_to_all() -> None:
     assert ran("all_to_all") == 3
 
 
-@case("all_to_all_single where totals lie on both sides of min_bytes")
+@case("all_to_all_single where totals lie on both sides of min_bytes", ranks=4)
 def uneven_across_min_bytes() -> None:
     """Rank 0 sends much and the others little; each pair decides for itself."""
     rank, n = mine()
@@ -307,29 +313,37 @@ def messages() -> None:
         work.wait()
     close(got, xs[before], "batch")
     same(numbers, torch.full((4,), before), "integers in the batch")
-    # Several of one kind in flight, received into leaves that want gradients, by plain recv.
-    sent = [dist.isend(xs[rank] * k, following) for k in (1, 2, 3)]
+    # Several of one kind in flight, received into leaves that want gradients, by plain recv. On NCCL two ranks must not both send first.
+    first = DEVICE == "cpu" or rank % 2 == 0
+    sent = [dist.isend(xs[rank] * k, following) for k in (1, 2, 3)] if first else []
     for k in (1, 2, 3):
         leaf = torch.empty(COUNT, requires_grad=True)
         dist.recv(leaf, before)
         close(leaf, xs[before] * k, f"message {k}")
+    sent += [] if first else [dist.isend(xs[rank] * k, following) for k in (1, 2, 3)]
     for work in sent:
+        assert work is not None
         work.wait()
-    late = torch.empty(COUNT // 10, 10).t()
+    late, turned = torch.empty(COUNT // 10, 10).t(), xs[rank].reshape(COUNT // 10, 10).t()
+    if DEVICE == "cuda" and first:
+        dist.send(turned, following)
     work = dist.irecv(late, before)
-    dist.isend(xs[rank].reshape(COUNT // 10, 10).t(), following)  # nobody waits for it
+    assert work is not None
+    if DEVICE == "cpu" or not first:
+        dist.isend(turned, following)  # nobody waits for it
     work.wait()
     work.wait()
     close(late, xs[before].reshape(COUNT // 10, 10).t(), "not contiguous")
     assert ran("send") == 5 and ran("recv") == 5
-    assert len(works.alive) == 1
-    work = dist.irecv(got, before)
-    dist.send(xs[rank], following)
-    work.wait()
-    assert len(works.alive) == 0, "a send finishes those before it"
+    if DEVICE == "cpu":
+        assert len(works.alive) == 1
+        work = dist.irecv(got, before)
+        dist.send(xs[rank], following)
+        work.wait()
+        assert len(works.alive) == 0, "a send finishes those before it"
 
 
-@case("recv without a source")
+@case("recv without a source", devices="cpu")
 def any_source() -> None:
     rank, _ = mine()
     if rank == 0:
@@ -369,7 +383,7 @@ def objects() -> None:
     assert native("all_gather", "uint8") and native("broadcast", "uint8")
 
 
-@case("new_group, new_subgroups, destroy_process_group of a group")
+@case("new_group, new_subgroups, destroy_process_group of a group", ranks=4)
 def groups() -> None:
     rank, n = mine()
     xs = everyones(COUNT)
@@ -399,7 +413,7 @@ def dtensor() -> None:
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
     rank, n = mine()
-    mesh = init_device_mesh("cpu", (n,), mesh_dim_names=("tp",))
+    mesh = init_device_mesh(DEVICE, (n,), mesh_dim_names=("tp",))
     torch.manual_seed(0)
     a, b = torch.randn(32, 64), torch.randn(64, 32)
     left = distribute_tensor(a, mesh, [Shard(1)])
@@ -447,7 +461,7 @@ def mlp(width: int = 16) -> nn.Sequential:
 
 def batch(step: int, width: int = 16) -> torch.Tensor:
     g = torch.Generator().manual_seed(10 * step + dist.get_rank())
-    return torch.randn(4, width, generator=g)
+    return torch.randn(4, width, generator=g, device="cpu").to(DEVICE)
 
 
 def steps(
@@ -583,7 +597,7 @@ def fsdp1() -> None:
         warnings.simplefilter("ignore")
 
         def weights() -> dict[str, torch.Tensor]:
-            model = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))
+            model = FullyShardedDataParallel(mlp(), device_id=torch.device(DEVICE))
             steps(model)
             config = FullStateDictConfig(rank0_only=False)
             with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, config):
@@ -620,12 +634,13 @@ def fsdp2() -> None:
     bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     training(make(mp_policy=bf16), what="bf16 weights, f32 gradients")
     training(make(lambda m: m.set_force_sum_reduction_for_comms(True)), what="force_sum")
-    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
-    training(make(mesh=grid), what="HSDP")
-    assert ran("all_reduce", "dp") and ran("reduce_scatter", "fsdp")
+    if dist.get_world_size() == 4:
+        grid = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+        training(make(mesh=grid), what="HSDP")
+        assert ran("all_reduce", "dp") and ran("reduce_scatter", "fsdp")
     # gloo has no PREMUL_SUM; compressed calls have.
     with policy(least=32):
-        got = trained(make(lambda m: m.set_gradient_divide_factor(8.0)))
+        got = trained(make(lambda m: m.set_gradient_divide_factor(2.0 * dist.get_world_size())))
         alike(got, "divide factor")
         assert ran("reduce_scatter", "fsdp") and not native("reduce_scatter", "PREMUL")
     right = trained(make(lambda m: None), lambda m: halved(m))
@@ -667,7 +682,7 @@ def pipelining() -> None:
         torch.manual_seed(0)
         parts = [nn.Linear(16, 16) for _ in range(count)]
         own = [i for i in range(count) if i % n == rank]
-        stages = [PipelineStage(parts[i], i, count, torch.device("cpu")) for i in own]
+        stages = [PipelineStage(parts[i], i, count, torch.device(DEVICE)) for i in own]
 
         def loss(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             return (out - target).square().mean()
@@ -679,7 +694,7 @@ def pipelining() -> None:
         )
         g = torch.Generator().manual_seed(1)
         for _ in range(2):
-            x, y = torch.randn(8, 16, generator=g), torch.randn(8, 16, generator=g)
+            x, y = (torch.randn(8, 16, generator=g, device="cpu").to(DEVICE) for _ in range(2))
             if rank == 0:
                 schedule.step(x)
             elif rank == n - 1:
@@ -796,9 +811,9 @@ def debugging() -> None:
     with policy(ALL.replace("arena_mib", "debug = true\narena_mib")):
         dist.all_reduce(xs[rank].clone())
         try:
-            dist.all_reduce(xs[rank][: COUNT - (rank == 2)].clone())
+            dist.all_reduce(xs[rank][: COUNT - (rank == 1)].clone())
         except RuntimeError as e:
-            assert "rank 2: all_reduce of 2999" in str(e), e
+            assert "rank 1: all_reduce of 2999" in str(e), e
         else:
             raise AssertionError("different counts were not found")
 
@@ -817,14 +832,15 @@ def disagreement() -> None:
 
     rank, _ = mine()
     text = ALL.replace("{least}", "0")
-    other = text.replace("int8", "int4") if rank == 3 else text
+    last = dist.get_world_size() - 1
+    other = text.replace("int8", "int4") if rank == last else text
     paths: list[object] = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(paths, 0)
     broken = f"{paths[0]}/{rank}.toml"
     with open(broken, "w") as f:
         f.write(text + ("compresor = 1" if rank == 1 else ""))
     for run, names in (
-        (lambda: transparent.enable(read_policy_text(other)), ("policy: rule 1 compressor", "ranks [3]", "int4")),
+        (lambda: transparent.enable(read_policy_text(other)), ("policy: rule 1 compressor", f"ranks [{last}]", "int4")),
         (lambda: transparent.enable_from_environment(broken), ("policy: file", "ranks [1]", "compresor")),
     ):
         try:
@@ -838,7 +854,7 @@ def disagreement() -> None:
         same(x, torch.full((COUNT,), float(dist.get_world_size())), "native afterwards")
 
 
-@case("threads: DDP and a pipeline beside object collectives and async checkpoints")
+@case("threads: DDP and a pipeline beside object collectives and async checkpoints", ranks=4)
 def threads() -> None:
     """COCCL_TEST_STEPS: how long."""
     import threading
@@ -851,7 +867,7 @@ def threads() -> None:
     paths: list[object] = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(paths, 0)
     objects, saves = dist.new_group(group_desc="objects"), dist.new_group(group_desc="saves")
-    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    grid = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("pp", "dp"))
     failed: list[BaseException] = []
 
     def talk() -> None:
@@ -868,7 +884,7 @@ def threads() -> None:
         torch.manual_seed(0)
         parts = [mlp(), mlp()]
         model = DistributedDataParallel(parts[index], process_group=grid["dp"].get_group())
-        stage = PipelineStage(model, index, 2, torch.device("cpu"), group=grid["pp"].get_group())
+        stage = PipelineStage(model, index, 2, torch.device(DEVICE), group=grid["pp"].get_group())
         schedule = Schedule1F1B(stage, 4, loss_fn=lambda out, target: (out - target).square().mean())
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         thread = threading.Thread(target=talk)
