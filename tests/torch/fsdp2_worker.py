@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import coccl_dsl.torch
 from coccl_dsl import CollectiveError
 from coccl_dsl.torch import FSDPPolicy, apply_fsdp2
+from coccl_dsl.torch.fsdp2 import _group_of
 
 
 def raises(kind, words: str, call) -> None:
@@ -206,7 +207,7 @@ def hybrid_training(steps: int) -> None:
     train(model, optimizer, range(1))
     assert same_on(mesh.get_group("replicate"), locals_of(model))
     apply_fsdp2(model, FSDPPolicy(gradients=None))
-    assert type(model._get_fsdp_state()._fsdp_param_groups[0]._all_reduce_process_group).__name__ == "ProcessGroup"
+    assert isinstance(_group_of("model", model)._all_reduce_process_group, dist.ProcessGroup)
 
 
 def accumulation_and_regions() -> None:
