@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
+from ..diagnostics import CompileError
 from ..pipeline import Collective, load
 from ..plan.model import CPU, GPU
 from ..plan.show import sent_bytes
@@ -26,7 +27,7 @@ from ..runtime.dtypes import dtype_name
 from ..runtime.errors import BindError, CollectiveError
 from ..runtime.op import Op
 from ..runtime.transports.torch_p2p import group_timeout
-from ..wire.codec import TYPES, Codec
+from ..wire.codec import DTYPES, TYPES, Codec
 from ..wire.layout import bits_per_value
 from . import debug, traffic
 from .choose import CANDIDATES, Choice, choose, node_runs
@@ -110,6 +111,25 @@ def packed(v: dict[str, Any] | str | None) -> str:
 
 def unpacked(text: str) -> Any:
     return json.loads(text) if text.startswith("{") else text
+
+
+def check(kind: str, compressor: Compressors, algorithm: str) -> None:
+    """Raises BindError or CompileError for an algorithm of another kind, and for compressors that there are not or that take no dtype."""
+    collective = _load(CANDIDATES[kind][0].name if algorithm == "auto" else algorithm)
+    if collective.kind != kind:
+        raise BindError(f"algorithm={algorithm!r} is {collective.kind}, not {kind}")
+    # Which text `auto` takes is not known yet, nor the names of its compressors.
+    several = isinstance(compressor, dict) and algorithm == "auto"
+    for one in compressor.values() if isinstance(compressor, dict) and several else [compressor]:
+        problem = None
+        for dtype in DTYPES:
+            try:
+                collective.program(dtype, _rebound(collective, one, dtype))
+                break
+            except CompileError as e:
+                problem = problem or e
+        else:
+            raise problem or AssertionError
 
 
 # ---------------------------------------------------------------- kinds

@@ -26,7 +26,7 @@ from ..runtime.dtypes import dtype_name
 from ..runtime.errors import CollectiveError
 from ..runtime.op import Op
 from . import traffic
-from .calls import Asked, Compressors, binding, bound_op, codecs_of, member, tell
+from .calls import Asked, Compressors, binding, bound_op, check, codecs_of, member, tell
 from .saving import loaded, saved
 
 ROLE = "dp"
@@ -69,7 +69,8 @@ class DDPState:
     new process, run one backward before loading (it makes DDP rebuild its buckets, and gradients are discarded); else the errors are handed on by
     parameter, which loses none of them but rounds differently.
 
-    Raises ValueError for a compressor that keeps a state of its own.
+    Raises CompileError or BindError for a compressor or an algorithm that there is not, ValueError for error_feedback given as a compressor; the
+    hook raises BindError for a compressor that keeps another state.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class DDPState:
                 raise ValueError(
                     "say DDPState(compressor=..., error_feedback=True): the state moves along when DDP rebuilds its buckets"
                 )
+        check("all_reduce", compressor, algorithm)
         self.steps = 0
         self._grouped = group is not None
         self._own: bool | None = None

@@ -25,7 +25,7 @@ from ..runtime.dtypes import NAMES, dtype_name
 from ..runtime.errors import CollectiveError
 from ..runtime.op import Op
 from . import traffic
-from .calls import Asked, Compressors, binding, bound_op, codecs_of, op_text, tell
+from .calls import Asked, Compressors, binding, bound_op, check, codecs_of, op_text, tell
 from .saving import loaded, saved
 from .works import completed, issue
 
@@ -60,6 +60,10 @@ class FSDPPolicy:
             raise ValueError(f"algorithm has {', '.join(sorted(unknown))}; it is for {', '.join(KINDS)}")
         if self.min_bytes < 0:
             raise ValueError(f"min_bytes={self.min_bytes} is negative")
+        for what, kind in KINDS.items():
+            compressor = getattr(self, what)
+            if compressor is not None:
+                check(kind, compressor, self.algorithm.get(what, "auto"))
 
 
 KINDS = {"gradients": "reduce_scatter", "weights": "all_gather", "replicas": "all_reduce"}

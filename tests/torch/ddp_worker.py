@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import coccl_dsl
-from coccl_dsl import BindError
+from coccl_dsl import BindError, CompileError
 from coccl_dsl.torch import DDPState, apply_ddp, ddp_hook
 
 CAP = 0.004  # MiB: several buckets for a small model
@@ -214,6 +214,11 @@ def overflow_is_forgotten() -> None:
 
 def wrong_use() -> None:
     raises(ValueError, "error_feedback=True", lambda: DDPState("error_feedback(int4)"))
+    raises(CompileError, "int9", lambda: DDPState("int9"))
+    raises(CompileError, "int9", lambda: DDPState({"a": "int9"}))
+    raises(BindError, "not all_reduce", lambda: DDPState(algorithm="all_gather_ring"))
+    raises(BindError, "no compressor z", lambda: DDPState({"z": "int8"}, "ring"))
+    DDPState("lossless_bf16")
     raises(TypeError, "takes a DistributedDataParallel", lambda: apply_ddp(nn.Linear(2, 2)))
     double = DistributedDataParallel(nn.Linear(4, 4).double())
     double.register_comm_hook(DDPState(), ddp_hook)

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import coccl_dsl.torch
-from coccl_dsl import CollectiveError
+from coccl_dsl import BindError, CollectiveError, CompileError
 from coccl_dsl.torch import FSDPPolicy, apply_fsdp2
 from coccl_dsl.torch.fsdp2 import _group_of
 
@@ -298,6 +298,8 @@ def wrong_use() -> None:
     raises(ValueError, "no FSDPModule", lambda: apply_fsdp2(nn.Linear(2, 2)))
     raises(TypeError, "policy is str", lambda: apply_fsdp2(nn.Linear(2, 2), "int8"))
     raises(ValueError, "algorithm has grads", lambda: FSDPPolicy(algorithm={"grads": "ring"}))
+    raises(CompileError, "int9", lambda: FSDPPolicy(weights="int9"))
+    raises(BindError, "not reduce_scatter", lambda: FSDPPolicy(algorithm={"gradients": "ring"}))
     raises(ValueError, "negative", lambda: FSDPPolicy(min_bytes=-1))
     model, state = sharded(FSDPPolicy())
     taken, _ = sharded(None)
