@@ -29,10 +29,10 @@ _HTML = {
 _ANSI = {
     "error": "1;31",
     "caret": "1;31",
-    "gutter": "34",
+    "gutter": "2",
     "help": "32",
     "keyword": "1",
-    "function": "36",
+    "function": "34",
     "number": "35",
     "string": "33",
     "comment": "2",

@@ -61,11 +61,15 @@ def jupyterlab(folder: Path) -> Iterator[str]:
         "PYTHONPATH": str(ROOT),
         "JUPYTER_CONFIG_DIR": str(settings),
         "JUPYTER_DATA_DIR": str(settings / "data"),
+        "JUPYTER_PATH": str(settings / "shared"),
         "JUPYTERLAB_SETTINGS_DIR": str(settings / "lab"),
         "OMP_NUM_THREADS": "1",
     }
     quiet = settings / "lab" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
     quiet.parent.mkdir(parents=True)
+    shutil.copytree(
+        ROOT / "labextension", settings / "shared" / "labextensions" / "coccl-dsl"
+    )  # as the wheel installs it
     quiet.write_text('{"fetchNews": "false", "checkForUpdates": false}')
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"]
     command += [f"--ServerApp.port={port}", "--IdentityProvider.token=", f"--ServerApp.root_dir={folder}"]
@@ -140,6 +144,9 @@ def type_a_fault(page: Page, panel: Locator, out: Path) -> None:
     page.keyboard.press("b")
     page.keyboard.press("Enter")
     page.keyboard.insert_text(FAULTY)
+    editor = panel.locator(".jp-Cell").last.locator(".cm-content")
+    for word, kind in (("collective", "keyword"), ("mod", "operator"), ("all_reduce", "kind"), ("compress", "call")):
+        expect(editor.locator(f".cm-coccl-{kind}").get_by_text(word, exact=True).first).to_be_visible(timeout=PATIENCE)
     page.keyboard.press("Control+Enter")
     output = panel.locator(".jp-Cell").last.locator(".jp-OutputArea-output")
     expect(output.last).to_contain_text("error[E301]", timeout=PATIENCE)
