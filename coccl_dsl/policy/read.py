@@ -306,6 +306,14 @@ class _Reader:
                 self.sink.error(d.code, d.message, place, help=d.help)
             return None
         self.texts[f"algorithm {name}"] = _digest(made.source.text)
+        if made.kind == "all_to_all" and made.axes:
+            self.sink.error(
+                "E603",
+                f"`{name}` hands parts on, so it takes even parts only; parts may be of any sizes here",
+                place,
+                help='algorithm = "all_to_all_direct"',
+            )
+            return None
         for s in on:
             if KIND.get(s.op, s.op) != made.kind:
                 what = "any collective" if s.op == ANY else f"{s.op}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ SCATTERING = (
 )
 
 
+# Of FSDP2's groups of parameters, which are made in one order in every run: their states are saved under these.
+_numbers = count(1)
 _MEGATRON_MESSAGES = {
     "tensor_send_next": "forward",
     "tensor_recv_prev": "forward",
@@ -155,20 +158,15 @@ class _Claims:
         def make(native):
             def call(own: Any, *args: Any, **kwargs: Any) -> None:
                 native(own, *args, **kwargs)
-                own.coccl_dsl_number = self.groups.number()
-                info = own.mesh_info
-                shard, replicate = (getattr(info, f"{w}_process_group", None) for w in ("shard", "replicate"))
-                if shard is not None:
-                    self.groups.claimed(shard, "fsdp")
-                    roles.says_when(shard, "fsdp")
-                if replicate is not None:
-                    self.groups.claimed(replicate, "dp")
+                self._own_groups(own)
 
             return call
 
         def within(native):
             def call(own: Any, *args: Any, **kwargs: Any) -> Any:
-                with roles.running("fsdp", getattr(own, "coccl_dsl_number", None)):
+                if not hasattr(own, "coccl_dsl_number"):  # made before enable
+                    self._own_groups(own)
+                with roles.running("fsdp", own.coccl_dsl_number):
                     return native(own, *args, **kwargs)
 
             return call
@@ -176,6 +174,17 @@ class _Claims:
         self.patches.wrap(module.FSDPParamGroup, "__init__", make)
         for name in ("unshard", "post_backward"):
             self.patches.wrap(module.FSDPParamGroup, name, within)
+
+    def _own_groups(self, own: Any) -> None:
+        """own: an FSDPParamGroup."""
+        own.coccl_dsl_number = next(_numbers)
+        info = own.mesh_info
+        shard, replicate = (getattr(info, f"{w}_process_group", None) for w in ("shard", "replicate"))
+        if shard is not None:
+            self.groups.claimed(shard, "fsdp")
+            roles.says_when(shard, "fsdp")
+        if replicate is not None:
+            self.groups.claimed(replicate, "dp")
 
     def fsdp1(self, module: ModuleType) -> None:
         def make(native):

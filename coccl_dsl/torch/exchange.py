@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from ..runtime.errors import CollectiveError
+from ..runtime.op import Op
 from ..wire.codec import FRAME
+from ..wire.layout import bits_per_value, wire_bytes
 from . import traffic
 from .groups import MIB, Taken
 
@@ -51,7 +54,7 @@ def all_to_all_parts(
             bound.op(flat, y, input_splits=sent, output_splits=got)
         if into is not out and not out.is_contiguous():
             out.detach().copy_(into)
-        plain, wire = _sizes(bound.op, flat, rank, sent, rule.min_bytes, most)
+        plain, wire = _sizes(bound.op, x.element_size(), rank, sent, rule.min_bytes, most)
         traffic.record(kind.role, kind.op, bound.algorithm, bound.compressor, plain, wire)
 
     return run
@@ -68,7 +71,15 @@ def _elements(t: torch.Tensor, rows: Sequence[int], n: int) -> list[int]:
     return [t.numel() // n] * n
 
 
-def _with_large(op, pg, flat, y, sent, got, large) -> None:
+def _with_large(
+    op: Op,
+    pg: dist.ProcessGroup,
+    flat: torch.Tensor,
+    y: torch.Tensor,
+    sent: list[int],
+    got: list[int],
+    large: tuple[list[bool], list[bool]],
+) -> None:
     """Parts above the capacity of a pair go raw, the others through the op, from and into tensors without them."""
     rank, device = pg.rank(), flat.device
     parts, places = list(flat.split(sent)), list(y.split(got))
@@ -76,12 +87,13 @@ def _with_large(op, pg, flat, y, sent, got, large) -> None:
         raise ValueError(f"rank {rank} keeps {sent[rank]} elements for itself but expects {got[rank]}")
     if large[0][rank]:
         places[rank].copy_(parts[rank])
-    backend = pg._get_backend(device)
-    batch = backend.supports_coalescing
+    backend: Any = pg._get_backend(device)
+    messages = [(backend.recv, places[r], r) for r in range(len(got)) if large[1][r] and r != rank]
+    messages += [(backend.send, parts[r], r) for r in range(len(sent)) if large[0][r] and r != rank]
+    batch = bool(messages) and backend.supports_coalescing
     if batch:
         backend._start_coalescing()
-    works = [backend.recv([places[r]], r, _TAG) for r in range(len(got)) if large[1][r] and r != rank]
-    works += [backend.send([parts[r]], r, _TAG) for r in range(len(sent)) if large[0][r] and r != rank]
+    works = [move([t], r, _TAG) for move, t, r in messages]
     if batch:
         works = [backend._end_coalescing()]
     small = [0 if big else c for c, big in zip(sent, large[0], strict=True)]
@@ -98,11 +110,10 @@ def _with_large(op, pg, flat, y, sent, got, large) -> None:
         raise CollectiveError(f"all_to_all: a part sent raw failed: {e}") from e
 
 
-def _sizes(op, flat, rank, sent, min_bytes, most) -> tuple[int, int]:
-    from ..wire.layout import wire_bytes
-
-    (codec,) = op.plan.codecs.values()
-    size = flat.element_size()
+def _sizes(op: Op, size: int, rank: int, sent: list[int], min_bytes: int, most: int) -> tuple[int, int]:
+    """(raw bytes, wire bytes) that this rank sends. size: bytes of an element."""
+    assert op.plan is not None
+    codec = max(op.plan.codecs.values(), key=bits_per_value)
     plain = wire = 0
     for r, count in enumerate(sent):
         if r == rank or not count:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ..policy import Call, Policy, Rule
+from ..runtime.agreement import store_of_thread
 from ..runtime.dispatch import capacity_for
 from ..runtime.dtypes import NAMES
 from ..runtime.errors import BindError, CollectiveError
@@ -84,7 +85,6 @@ class Groups:
         self.policy = policy
         self.steps = 0
         self.generation = 0
-        self._numbers = 0
         self.states: dict[dist.ProcessGroup, GroupState] = {}
         self._counts: dict[str, int] = {}
         self._op_states: dict[str, Any] = {}
@@ -295,8 +295,7 @@ class Groups:
         state.sequence += 1
         if size == 1 or state.device is None:
             return
-        base = dist.distributed_c10d._get_default_store()
-        store = dist.distributed_c10d.PrefixStore(f"coccl_dsl/debug/{state.pg.group_name}", base)
+        store = dist.distributed_c10d.PrefixStore(f"coccl_dsl/debug/{state.pg.group_name}", store_of_thread())
         store.set(f"{number}/{rank}", what)
         if number > 1:  # all have read the call before the last, or they would not have sent the last
             store.delete_key(f"{number - 2}/{rank}")
@@ -312,11 +311,6 @@ class Groups:
         if len(set(told)) > 1:
             each = "; ".join(f"rank {r}: {t}" for r, t in enumerate(told))
             raise CollectiveError(f"call {number} of group {state.desc} differs between ranks: {each}")
-
-    def number(self) -> int:
-        """Numbers for what is made in one order on all ranks."""
-        self._numbers += 1
-        return self._numbers
 
     def record_native(self, pg: dist.ProcessGroup, op: str, why: str) -> None:
         found = roles.roles_of(pg, op)

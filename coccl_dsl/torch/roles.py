@@ -28,7 +28,7 @@ _LIKELY = {
 # Dimensions of a mesh: torch's tutorials, torchtitan (b5bcd76) and its older flattened ones.
 _MESH = {
     "dp": "dp|ddp|data|batch|replicate|dp_replicate|data_parallel",
-    "fsdp": "fsdp|efsdp|shard|dp_shard|dp_shard_cp|dp_shard_mod_ep|dp_shard_in_ep|zero",
+    "fsdp": "fsdp|efsdp|shard|dp_shard|dp_shard_cp|dp_shard_mod_ep|dp_shard_in_ep|zero|fsdp_reduce_scatter",
     "tp": "tp|tensor|tensor_parallel|etp|sp",
     "pp": "pp|pipe|pipeline|stage|pipeline_parallel",
     "ep": "ep|expert|expert_parallel",

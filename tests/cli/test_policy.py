@@ -100,6 +100,7 @@ def test_ranks_compare_every_entry_and_the_texts_that_are_named():
     [
         ('on = "dp.send"\ntransport = "symm"\ncompressor = "int8"', "E603", "send runs over torch's own backend"),
         ('on = "ep.all_to_all"\nmax_bytes = 5\ncompressor = "int8"', "E603", "whose parts differ"),
+        ('on = "ep.all_to_all"\nalgorithm = "all_to_all_mesh"\ncompressor = "int8"', "E603", "even parts only"),
         ('on = "dp.recv"\ncompressor = "int8"', "E602", "say dp.send"),
         ('on = "dp"\nmin_bytes = 9\nmax_bytes = 5\ncompressor = "int8"', "E603", "below `min_bytes`"),
         ('on = "tp.all_reduce.forward"\ncompressor = "int8"', "E603", "has no direction"),

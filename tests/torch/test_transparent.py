@@ -124,3 +124,27 @@ def test_the_documented_table_has_a_case_for_each_row(world: Path):
     cases = set(json.loads((world / "cases.0.json").read_text())) - {"Works left alive"}
     on_gpus = {"CUDA-graph capture"}
     assert rows - on_gpus == cases
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("turn", range(10))
+def test_300_steps_beside_threads_end_and_leave_nothing(tmp_path: Path, turn: int):
+    policy = tmp_path / "policy.toml"
+    policy.write_text(POLICY)
+    name = "threads: DDP and a pipeline beside object collectives and async checkpoints"
+    arguments = (str(tmp_path), free_ports(3), name)
+    script = HERE / "transparent_world.py"
+    torchrun(tmp_path, script, *arguments, timeout=400, COCCL_POLICY=str(policy), COCCL_TEST_STEPS="300")
+    for rank in range(WORLD):
+        assert not any(json.loads((tmp_path / f"cases.{rank}.json").read_text()).values())
+
+
+@pytest.mark.full
+def test_graphs_of_inductor(tmp_path: Path):
+    policy = tmp_path / "policy.toml"
+    policy.write_text(POLICY)
+    arguments = (str(tmp_path), free_ports(3), "torch.compile(fullgraph=True)")
+    script = HERE / "transparent_world.py"
+    torchrun(tmp_path, script, *arguments, timeout=400, COCCL_POLICY=str(policy), COCCL_TEST_FULL="1")
+    for rank in range(WORLD):
+        assert not any(json.loads((tmp_path / f"cases.{rank}.json").read_text()).values())
