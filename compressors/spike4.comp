@@ -15,14 +15,12 @@ compressor spike4(group: int = 32) {
   compress(x) {
     top_at   = argmax(x)
     least_at = argmax(-x)
-    top      = at(x, top_at)
-    least    = at(x, least_at)
-    # The spikes' places take a value that stays: the first one.
-    let i = select(top_at != 0 and least_at != 0, 0, select(top_at != 1 and least_at != 1, 1, 2))
-    let rest = put(put(x, top_at, at(x, i)), least_at, at(x, i))
-    low  = down(min(rest))
-    step = up((max(rest) - low) / 15)
-    code = quantize((rest - low) / nonzero(step), 0, 15)
+    top      = max(x)
+    least    = min(x)
+    # Of the rest: a spike's place takes the other spike's value. The spikes' own codes do not matter.
+    low  = down(min(put(x, least_at, max(x))))
+    step = up((max(put(x, top_at, min(x))) - low) / 15)
+    code = quantize((x - low) / nonzero(step), 0, 15)
   }
   decompress {
     yield put(put(low + code * step, least_at, least), top_at, top)

@@ -37,6 +37,7 @@ from .triton_patterns import (
     inverse_of_power,
     nan_anyway,
     peak_of_clean,
+    place_of_end,
     plain,
     power_of_two,
     rounded_already,
@@ -201,7 +202,7 @@ class Printer:
         tested = all_finite(node)
         if tested is not None:
             return (tested,)
-        cleaned = peak_of_clean(node) or self._span(node) or extreme_of(node)
+        cleaned = peak_of_clean(node) or self._span(node) or extreme_of(node) or self._place(node)
         if cleaned is not None:
             return cleaned
         if node.op == "select" and nan_anyway(node):
@@ -238,6 +239,12 @@ class Printer:
         if end is not None:
             found = self._both_ends(end[1])[node.op == "rmin"]
             return self.say(name or _NAMES[node.op], f"tl.where({self._names[id(end[0])]}, 0.0, {found})")
+        place = self._place(node)
+        if place is not None:
+            bad, v = place
+            found = self._both_ends(v)[node.args[0].op == "neg"]
+            at = f"groups.place({self._names[id(v)]}, {found})"
+            return self.say(name or "argmax", f"tl.where({self._names[id(bad)]}, 0, {at})")
         extreme = extreme_of(node)
         if extreme is not None:
             bad, v = extreme
@@ -257,6 +264,11 @@ class Printer:
         """(bad, v) of an end of an array of which both are asked for."""
         found = end_of_clean(node)
         return found if found is not None and id(found[1]) in self._spans else None
+
+    def _place(self, node: Node) -> tuple[Node, Node] | None:
+        """(bad, v) of the place of an end of an array of which both are asked for."""
+        found = place_of_end(node)
+        return found[:2] if found is not None and id(found[1]) in self._spans else None
 
     def _both_ends(self, v: Node) -> tuple[str, str]:
         if id(v) not in self._ends:
@@ -417,6 +429,8 @@ class Printer:
         if power is not None:
             return f"lib.power_of_two({self._names[id(power)]})"
         value = self._rounded(node)
+        if node.scope == "group" and kind == "e4m3" and how == "nearest":
+            return f'lib.nearest({value}, "{kind}")'
         if node.scope == "array" and how == "nearest" and not flush:
             if kind not in _SHORT:
                 return f'lib.nearest({value}, "{kind}")'

@@ -177,6 +177,14 @@ def argmax(v, live, ALL: tl.constexpr):
 
 
 @triton.jit
+def place(v, value):
+    """[G] int32: the lowest index of an element equal to `value`; 0 where there is none."""
+    P: tl.constexpr = v.shape[1]
+    first = tl.min(tl.where(v == value[:, None], columns(P), P), 1)
+    return tl.where(first == P, 0, first)
+
+
+@triton.jit
 def extreme(v, peak):
     """[G]: the first element of the largest magnitude, `peak` of finite values; its place and sign are found by one minimum."""
     P: tl.constexpr = v.shape[1]

@@ -104,7 +104,8 @@ def _round_float(v, TYPE: tl.constexpr, UP: tl.constexpr, FLUSH: tl.constexpr, P
     LARGEST: tl.constexpr = _format(TYPE, 3)
     TAIL: tl.constexpr = (1 << (23 - MANTISSA)) - 1
     bits = as_int(v)
-    magnitude = bits if PLAIN else bits & _MAGNITUDE
+    SIGNED: tl.constexpr = PLAIN == 0 or PLAIN == 3
+    magnitude = bits & _MAGNITUDE if SIGNED else bits
     if TAIL == 0:
         rounded = magnitude
     elif UP:
@@ -123,10 +124,10 @@ def _round_float(v, TYPE: tl.constexpr, UP: tl.constexpr, FLUSH: tl.constexpr, P
     if PLAIN < 2:
         if _format(TYPE, 4):
             rounded = tl.where(magnitude == _INF, _INF, rounded)
-    if PLAIN == 0:
+    if SIGNED:
         rounded = rounded | (bits ^ magnitude)
     if FLUSH:
-        rounded = tl.where((rounded if PLAIN else rounded & _MAGNITUDE) < 0x800000, 0, rounded)
+        rounded = tl.where((rounded & _MAGNITUDE if SIGNED else rounded) < 0x800000, 0, rounded)
     if PLAIN == 0:
         rounded = tl.where(magnitude > _INF, LARGEST if TYPE == "e2m1" else _NAN, rounded)
     return as_float(rounded)
@@ -134,7 +135,8 @@ def _round_float(v, TYPE: tl.constexpr, UP: tl.constexpr, FLUSH: tl.constexpr, P
 
 @triton.jit
 def round_to(v, TYPE: tl.constexpr, UP: tl.constexpr, FLUSH: tl.constexpr, PLAIN: tl.constexpr = 0):
-    """The values that fields of TYPE hold for `v`: casts.round_to. PLAIN saves work: 1, v is neither negative nor NaN; 2, and it is finite."""
+    """The values that fields of TYPE hold for `v`: casts.round_to. PLAIN saves work: 1, v is neither negative nor NaN; 2, and it is finite;
+    3, v is finite."""
     if TYPE == "e8m0":
         return _power_of_two(v, UP)
     else:
@@ -450,8 +452,17 @@ def round_up(n, SIZE: tl.constexpr):
 
 
 @triton.jit
-def load_flat(pointer, left, TILE: tl.constexpr, FULL: tl.constexpr):
-    """float32[TILE] from a pointer to float32, bfloat16 or float16; 0.0 beyond `left`."""
+def load_flat(pointer, left, TILE: tl.constexpr, FULL: tl.constexpr, OWN: tl.constexpr = 0):
+    """float32[TILE] from a pointer to float32, bfloat16 or float16; 0.0 beyond `left`.
+
+    OWN: each thread gets so many elements in a row, by several loads of 16 bytes, so that it works on few groups and knows most of each.
+    """
+    EACH: tl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
+    if FULL and OWN > EACH:
+        thread = tl.arange(0, TILE // OWN)[:, None, None] * OWN
+        run = tl.arange(0, OWN // EACH)[None, :, None] * EACH
+        v = tl.load(pointer + (thread + run + tl.arange(0, EACH)[None, None, :])).to(tl.float32)
+        return tl.reshape(v, (TILE,))
     index = tl.arange(0, TILE)
     if FULL:
         return tl.load(pointer + index).to(tl.float32)

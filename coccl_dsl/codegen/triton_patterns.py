@@ -44,14 +44,25 @@ def end_of_clean(node: Node, ops: tuple[str, ...] = ("rmax", "rmin")) -> tuple[N
     return clean_of(node.args[0]) if node.op in ops else None
 
 
+def place_of_end(node: Node) -> tuple[Node, Node, bool] | None:
+    """(bad, v, least) where the node is argmax(clean) or argmax(-clean), clean = select(bad, 0, v)."""
+    if node.op != "argmax":
+        return None
+    least = node.args[0].op == "neg"
+    found = clean_of(node.args[0].args[0] if least else node.args[0])
+    return (*found, least) if found is not None else None
+
+
 def spans(codec: Codec) -> set[int]:
     """ids of arrays whose largest and least values are asked for, cleaned, and whose largest magnitude is not."""
     roots = [*codec.compress.values(), codec.reopened, *codec.sender_updates.values(), *codec.flags.values()]
     found: dict[str, set[int]] = {"rmax": set(), "rmin": set(), "peak": set()}
     for node in walk(roots):
-        end, peak = end_of_clean(node), peak_of_clean(node)
+        end, place, peak = end_of_clean(node), place_of_end(node), peak_of_clean(node)
         if end is not None:
             found[node.op].add(id(end[1]))
+        if place is not None:
+            found["rmin" if place[2] else "rmax"].add(id(place[1]))
         if peak is not None:
             found["peak"].add(id(peak[1]))
     return (found["rmax"] & found["rmin"]) - found["peak"]
@@ -65,16 +76,29 @@ def extreme_of(node: Node) -> tuple[Node, Node] | None:
     return clean_of(node.args[0]) if size.op == "abs" and size.args[0] is node.args[0] else None
 
 
+def _end_with_puts(node: Node, op: str) -> tuple[Node, Node] | None:
+    """(bad, v) of the largest or least of a cleaned group, or of one where an element took the value of another."""
+    if node.op != op:
+        return None
+    a = node.args[0]
+    if a.op == "put" and (end := end_of_clean(a.args[2])) is not None and clean_of(a.args[0]) == end:
+        return end
+    return clean_of(a)
+
+
 def plain(node: Node) -> int:
-    """What `round_to` may rely on: 2, finite and not negative: the largest magnitude of a group that was cleaned, perhaps times a constant up
-    to 1; 1, not negative and not NaN: the largest value less a bound below the least one, times a constant."""
+    """What `round_to` may rely on: 3, finite: the largest or the least value of a group that was cleaned; 2, finite and not negative: the
+    largest magnitude of one, perhaps times a constant up to 1; 1, not negative and not NaN: the largest value less a bound below the least
+    one, times a constant."""
+    if end_of_clean(node) is not None:
+        return 3
     scaled = node.op == "mul" and node.args[1].op == "const" and node.args[1].value > 0.0
     inner = node.args[0] if scaled else node
     if peak_of_clean(inner) is not None:
         return 2 if not scaled or node.args[1].value <= 1.0 else 0
     if inner.op != "sub" or inner.args[1].op != "round_to" or inner.args[1].attr[1] != "down":
         return 0
-    top, low = end_of_clean(inner.args[0], ("rmax",)), end_of_clean(inner.args[1].args[0], ("rmin",))
+    top, low = _end_with_puts(inner.args[0], "rmax"), _end_with_puts(inner.args[1].args[0], "rmin")
     return int(top is not None and top == low)
 
 

@@ -162,6 +162,12 @@ def kernel_source(signature: Signature, dtype: str, codecs: dict[str, Codec], fa
     return KernelSource(name, text.replace("FOLD", name), shape)
 
 
+def _owned(codec: Codec | None) -> int:
+    """Elements in a row that a thread holds, so that its codes are 16 bytes in a row; 0 where it does not matter."""
+    bits = [f.bits for f in codec.fields if f.per == "array"] if codec is not None else []
+    return min(32, 128 // max(bits)) if bits and max(bits) <= 8 else 0
+
+
 def _codecs(signature: Signature, codecs: dict[str, Codec]) -> tuple[Codec | None, Codec | None]:
     """The out codec and the in codec."""
     out = codecs[signature.out_codec] if signature.out_codec else None
@@ -187,6 +193,7 @@ class _Kernel:
         self.s, self.factor, self.tiling = signature, factor, tiling
         self.out, self.opened = _codecs(signature, codecs)
         self.row = row_of(signature, codecs)
+        self.own = _owned(self.out or self.opened)
         self.o = _Lines()
 
     def text(self) -> str:
@@ -359,7 +366,7 @@ class _Kernel:
             else:
                 o.add(f"source = lib.place(tl.load(row + {column}) + first * 4, tl.float32, 4 * TILE)")
             left = f"{self._live_length(basis)} - first"
-            o.add(f"{name} = lib.load_flat(source, {left}, TILE, FULL)")
+            o.add(f"{name} = lib.load_flat(source, {left}, TILE, FULL{f', {self.own}' if self.own else ''})")
             if role == "input" and self.factor:
                 o.add(f"{name} = {name} * factor")
             self._rebase(name, basis, self.s.basis)

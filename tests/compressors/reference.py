@@ -227,14 +227,16 @@ def spike(bits: int) -> Callable[[np.ndarray, int], tuple[Fields, np.ndarray]]:
 
     def one(x: np.ndarray) -> tuple[Fields, np.ndarray]:
         top, least = int(x.argmax()), int(x.argmin())
-        stay = [i for i in range(len(x)) if i not in (top, least)]
-        rest = x.copy()
-        rest[[top, least]] = x[stay[0]] if stay else F(0)
-        fields, y = asymmetric(levels)(rest[None], len(x))
+        lower, upper = x.copy(), x.copy()
+        lower[least], upper[top] = x.max(), x.min()
+        low = down(lower.min(keepdims=True))
+        step = up(by(upper.max(keepdims=True) - low, levels))
+        code = rint(over((x - low)[None], step[None]), 0, levels)
+        y = low + code.astype(F) * step
         spikes = flushed(cast(x[[least, top]], BF16))
         y[0, least] = spikes[0]
         y[0, top] = spikes[1]
-        code = fields.pop("code")
+        fields = {"low": low[None], "step": step[None]}
         fields |= {"low2": code & 3, "high1": code >> 2} if bits == 3 else {"code": code}
         ends = {"top": spikes[1], "least": spikes[0], "top_at": top, "least_at": least}
         return {**fields, **{k: np.array([[v]]) for k, v in ends.items()}}, y
