@@ -120,7 +120,9 @@ class DDPState:
             self.steps += 1
         if x.device.type != "cuda":
             return self._run(op, x, None)
-        stream = self._streams.setdefault(x.device, torch.cuda.Stream(x.device))
+        if x.device not in self._streams:
+            self._streams[x.device] = torch.cuda.Stream(x.device)
+        stream = self._streams[x.device]
         stream.wait_stream(torch.cuda.current_stream(x.device))
         with torch.cuda.stream(stream):
             return self._run(op, x, [x.device])
