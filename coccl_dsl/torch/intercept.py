@@ -20,7 +20,7 @@ from ..runtime.errors import CollectiveError
 from . import traffic
 from .exchange import all_to_all_parts
 from .groups import Groups, Kind, Taken, reduction_of
-from .p2p import receive, send
+from .p2p import single
 from .selection import Bound
 from .works import issue
 
@@ -280,11 +280,11 @@ class Kernels:
     # ------------------------------------------------------------ two ranks
 
     def send(self, native, ks, tensors, so, dst, tag):
-        work = send(self.groups, dist.ProcessGroup.unbox(so), tensors, dst, tag)
+        work = single(self.groups, dist.ProcessGroup.unbox(so), tensors, True, dst, tag)
         return work.boxed() if work is not None else native.redispatch(ks & _AFTER, tensors, so, dst, tag)
 
     def recv(self, native, ks, tensors, so, src, tag):
-        work = receive(self.groups, dist.ProcessGroup.unbox(so), tensors, src, tag)
+        work = single(self.groups, dist.ProcessGroup.unbox(so), tensors, False, src, tag)
         return work.boxed() if work is not None else native.redispatch(ks & _AFTER, tensors, so, src, tag)
 
     def recv_any_source(self, native, ks, tensors, so, tag):

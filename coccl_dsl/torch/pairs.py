@@ -10,7 +10,6 @@ Raises as the functions of `c10d` do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -20,41 +19,19 @@ import torch.distributed as dist
 from ..pipeline import Collective, load
 from ..runtime.dispatch import destroyed, refuse_states
 from ..runtime.dtypes import NAMES, dtype_name
-from ..runtime.replay import call_number
 from .c10d import Group, _peer, _to
 from .calls import member
-from .works import HostWork, completed, lanes
+from .messages import Message, move, move_batch
 
 _Key = tuple[Any, ...]
 _idle: dict[_Key, list[Any]] = {}
 
 
-class _Message:
-    """One message in flight, with an op, and so wire memory, of its own. `wires` move; `finish` is what is left to do then."""
-
-    def __init__(self, t: torch.Tensor, sends: bool, peer: int, pg: dist.ProcessGroup, compressor: str, lane: Any):
-        key = pg, sends, peer, t.dtype, t.device, t.numel(), compressor, lane
-        self._free = _idle.setdefault(key, [])
-        try:
-            self._op = self._free.pop()
-        except IndexError:
-            self._op = _bind(t, sends, peer, pg, compressor)
-        executor = self._op._executor
-        flat = t.detach().contiguous().reshape(-1)
-        executor.begin(flat.numel())
-        self._prepared = executor.prepare(flat.numel())
-        self._running = [executor.run_slice(steps, flat, flat) for steps in self._prepared.passes[0]]
-        with torch.no_grad(), call_number(executor):
-            calls = [next(steps) for steps in self._running]
-            executor.finish(self._prepared)
-        self.wires = [w for c in calls for p in (c.sends if sends else c.recvs) for w in p.tensors]
-
-    def finish(self) -> None:
-        with torch.no_grad():
-            for steps in self._running:
-                rest = next(steps, None)
-                assert rest is None
-        self._free.append(self._op)
+def _message(t: torch.Tensor, sends: bool, peer: int, pg: dist.ProcessGroup, compressor: str, lane: Any) -> Message:
+    """Ops of messages that are over are used again, by the same lane."""
+    idle = _idle.setdefault((pg, sends, peer, t.dtype, t.device, t.numel(), compressor, lane), [])
+    op = idle.pop() if idle else _bind(t, sends, peer, pg, compressor)
+    return Message(op, t, sends, lambda: idle.append(op))
 
 
 def _bind(t: torch.Tensor, sends: bool, peer: int, pg: dist.ProcessGroup, compressor: str) -> Any:
@@ -77,22 +54,7 @@ def _start(t: torch.Tensor, sends: bool, peer: int, group: Group, tag: int, comp
     pg = member(group)
     if peer == pg.rank():
         raise ValueError(f"rank {peer} sends to itself; a message is between two ranks")
-    backend: Any = pg._get_backend(t.device)
-    move = backend.send if sends else backend.recv
-    if t.device.type != "cuda":
-        message = _Message(t, sends, peer, pg, compressor, "cpu")
-        works = [move([w], peer, tag) for w in message.wires]
-        return HostWork(works, message.finish, (pg.group_name, peer, tag, sends))
-    lane = lanes.of(pg, t.device, (sends, peer))
-    lane.wait_stream(torch.cuda.current_stream(t.device))
-    with torch.cuda.stream(lane):
-        message = _Message(t, sends, peer, pg, compressor, (sends, peer))
-        for wire in message.wires:
-            move([wire], peer, tag).wait()
-        message.finish()
-        work = completed([t], t.device)
-        lanes.hold(lane, t)
-    return work
+    return move(pg, t, sends, peer, tag, lambda lane: _message(t, sends, peer, pg, compressor, lane))
 
 
 # ---------------------------------------------------------------- functions
@@ -161,40 +123,11 @@ def batch_isend_irecv(p2p_op_list: list[dist.P2POp], *, compressor: str = "int8"
         member(o.group)
         if o.op is dist.irecv:
             _to(o.tensor, "a tensor to receive into")
-    device = ops[0].tensor.device
-    if device.type != "cuda":
-        moved, messages = _rewritten(ops, compressor, lambda i: "cpu")
-        works = dist.batch_isend_irecv(moved)
-        assert len(works) == len(moved)
-        paths = [(o.group.group_name, o.group_peer, o.tag, o.op is dist.isend) for o in ops]
-        rows = zip(works, messages, paths, strict=True)
-        return [w if m is None else HostWork([w], m.finish, path) for w, m, path in rows]
-    lane = lanes.of(ops[0].group, device, "batch")
-    lane.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(lane):
-        moved, messages = _rewritten(ops, compressor, lambda i: ("batch", i))
-        for work in dist.batch_isend_irecv(moved):
-            work.wait()
-        for message in messages:
-            if message is not None:
-                message.finish()
-        tensors = [o.tensor for o in ops]
-        work = completed(tensors, device)
-        lanes.hold(lane, tensors)
-    return [work]
 
+    def make(i: int, lane: Any) -> Message | None:
+        o = ops[i]
+        if o.tensor.dtype not in NAMES or not o.tensor.numel():
+            return None
+        return _message(o.tensor, o.op is dist.isend, o.group_peer, o.group, compressor, lane)
 
-def _rewritten(
-    ops: list[dist.P2POp], compressor: str, lane: Callable[[int], Any]
-) -> tuple[list[dist.P2POp], list[_Message | None]]:
-    moved: list[dist.P2POp] = []
-    messages: list[_Message | None] = []
-    for i, o in enumerate(ops):
-        message = None
-        if o.tensor.dtype in NAMES and o.tensor.numel():
-            message = _Message(o.tensor, o.op is dist.isend, o.group_peer, o.group, compressor, lane(i))
-            (wire,) = message.wires
-            o = dist.P2POp(o.op, wire, o.peer, o.group, o.tag)
-        moved.append(o)
-        messages.append(message)
-    return moved, messages
+    return move_batch(dist.batch_isend_irecv, ops, make)
