@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Region:
-    """What the first run drew, in order: whose call, and its (seed, call number) as it stood on the device."""
+    """What the first run drew: of each op, in order, the (seed, call number) as it stood on the device. By op, as a second run leaves out what
+    selective checkpointing has kept."""
 
-    drawn: list[tuple[Executor, torch.Tensor]] = field(default_factory=list)
+    drawn: dict[Executor, list[torch.Tensor]] = field(default_factory=dict)
 
 
 @dataclass
 class _Run:
-    """A run of a region that is going on. at: how many calls it has repeated, or None in a first run."""
+    """A run of a region that is going on. repeated: how many calls of each op, or None in a first run."""
 
     region: Region
-    at: int | None
+    repeated: dict[Executor, int] | None
     outer: _Run | None
 
 
@@ -49,14 +50,14 @@ def first_run(region: Region) -> Iterator[None]:
 @contextmanager
 def second_run(region: Region) -> Iterator[None]:
     """Draw what the first run drew, from its beginning. It may end early."""
-    with _running(region, 0):
+    with _running(region, {}):
         yield
 
 
 @contextmanager
-def _running(region: Region, at: int | None) -> Iterator[None]:
+def _running(region: Region, repeated: dict[Executor, int] | None) -> Iterator[None]:
     outer = getattr(_local, "run", None)
-    _local.run = _Run(region, at, outer)
+    _local.run = _Run(region, repeated, outer)
     try:
         yield
     finally:
@@ -83,27 +84,27 @@ def call_number(executor: Executor) -> Iterator[None]:
     if not plan.stochastic:
         yield
         return
-    runs = []
+    runs: list[_Run] = []
     while run is not None:
         runs.append(run)
         run = run.outer
     # A region inside one that runs again is new, and is to draw what its like drew inside of the first run.
     number = None
-    for run in reversed(runs):
-        if run.at is None:
+    for one in reversed(runs):
+        if one.repeated is None:
             continue
-        drawn = run.region.drawn
-        if run.at >= len(drawn) or drawn[run.at][0] is not executor:
+        drawn, done = one.region.drawn.get(executor, []), one.repeated.get(executor, 0)
+        if done >= len(drawn):
             raise CollectiveError(
                 f"`{plan.name}` inside a region of activation checkpointing: the second run makes other calls than the first, so that stochastic "
                 "rounding cannot be repeated. The region must do the same in both runs"
             )
-        number = drawn[run.at][1]
-        run.at += 1
+        number = drawn[done]
+        one.repeated[executor] = done + 1
     now = executor.rng.clone()
-    for run in runs:
-        if run.at is None:
-            run.region.drawn.append((executor, now if number is None else number))
+    for one in runs:
+        if one.repeated is None:
+            one.region.drawn.setdefault(executor, []).append(now if number is None else number)
     if number is None:
         yield
         return

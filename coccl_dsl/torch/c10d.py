@@ -164,6 +164,11 @@ def _run(
     async_op: bool,
     splits: tuple[Sequence[int] | None, Sequence[int] | None, int] | None = None,
 ) -> dist.Work | None:
+    if out.requires_grad and not out.is_leaf and torch.is_grad_enabled():
+        raise ValueError(
+            f"{kind} would write into a tensor that autograd has made, whose gradient would be wrong: coccl_dsl.{kind} gives a new tensor and has a "
+            "gradient; or call this under torch.no_grad()"
+        )
     if torch.compiler.is_compiling():
         if async_op:
             raise ValueError("async_op=True is not available in a compiled graph")

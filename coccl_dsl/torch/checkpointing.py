@@ -2,6 +2,9 @@
 
 Importing `coccl_dsl.torch` wraps the `function` argument of `torch.utils.checkpoint.checkpoint`: its first run records the call numbers that it
 draws, each later one draws them again (see `runtime/replay.py`). A compressor with a state is refused in there by name.
+
+Not in compiled graphs: what torch.compile makes of a region runs a collective again as a new call. There, round to nearest, or keep the collective's
+result: `context_fn=partial(create_selective_checkpoint_contexts, [torch.ops.coccl.all_reduce.default])`.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ def install() -> None:
 
     @functools.wraps(original)
     def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # A compiler traces the function and knows nothing of call numbers; what it keeps or repeats is its own affair.
+        # A compiler traces the function; it knows nothing of call numbers.
         if torch.compiler.is_compiling():
             return original(function, *args, **kwargs)
         return original(repeatable(function), *args, **kwargs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch._dynamo  # here, so that not every rank imports it
 import torch.distributed as dist
@@ -93,6 +95,8 @@ def regions_repeat_their_wires() -> None:
         with module.set_checkpoint_early_stop(False):
             return module.checkpoint(f, x, use_reentrant=False)
 
+    kept = partial(module.create_selective_checkpoint_contexts, [torch.ops.coccl.all_reduce.default])
+    ways["kept"] = lambda f, x: module.checkpoint(f, x, use_reentrant=False, context_fn=kept)
     for name, way in ways.items():
         assert equal(want, gradients(way)), name
 
@@ -126,17 +130,24 @@ def backward_twice() -> None:
 
 
 def compiled() -> None:
+    """Rounding to nearest; stochastic rounding, where the result is kept."""
     layer = Layer()
+    kept = partial(module.create_selective_checkpoint_contexts, [torch.ops.coccl.all_reduce.default])
+    for compressor, options in (("int8", {}), (QUANTISED, {"context_fn": kept})):
 
-    def step(x):
-        return module.checkpoint(lambda v: coccl_dsl.all_reduce(v * layer.w, compressor="int8").square(), x, use_reentrant=False)  # fmt: skip
+        def region(v, compressor=compressor):
+            return coccl_dsl.all_reduce(v * layer.w, compressor=compressor).square()
 
-    found = []
-    for f in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
-        x = torch.ones(300, requires_grad=True)
-        f(x).sum().backward()
-        found.append(x.grad)
-    assert torch.allclose(*found, rtol=1e-5)
+        def step(x, region=region, options=options):
+            return module.checkpoint(region, x, use_reentrant=False, **options)
+
+        found = []
+        for f in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+            rewind()
+            x = torch.ones(300, requires_grad=True)
+            f(x).sum().backward()
+            found.append(x.grad)
+        assert torch.allclose(*found, rtol=1e-5), compressor
 
 
 def wrong_use() -> None:

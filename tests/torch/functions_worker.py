@@ -156,6 +156,10 @@ def wrong_use() -> None:
     raises(TypeError, "list", lambda: coccl.all_reduce([1.0]))
     raises(TypeError, "the op is bound for", lambda: coccl.reduce_scatter_tensor(torch.empty(4, 8).bfloat16(), x))
     raises(ValueError, "out has 8 elements, the result 32", lambda: coccl.reduce_scatter_tensor(x[0], x))
+    made = torch.ones(8, requires_grad=True) * 2
+    raises(ValueError, "coccl_dsl.all_reduce gives a new tensor", lambda: coccl.all_reduce(made))
+    with torch.no_grad():
+        coccl.all_reduce(made)
     raises(ValueError, "one of the two", lambda: coccl.broadcast(x))
     raises(ValueError, "one of the two", lambda: coccl.reduce(x, 0, group_dst=1))
     raises(ValueError, "group_src=5", lambda: coccl.broadcast(x, group_src=5))
