@@ -158,7 +158,10 @@ def test_a_world_that_does_not_fit_is_refused_before_anything_is_kept(shell: Int
 def test_bench_without_gpus_compares_and_says_that_nothing_is_timed(shell: InteractiveShell, monkeypatch):
     import torch
 
+    from coccl_dsl.notebook import comparison
+
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(comparison, "real_gradients", lambda n: [torch.randn(3000) for _ in range(n)])
     Ran(shell, COMP)
     Ran(shell, COLL)
     done = Ran(shell, "%coll_bench star two_shot --set int8 onebit --ranks 3")

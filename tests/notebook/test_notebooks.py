@@ -43,7 +43,7 @@ def test_a_notebook_runs_and_its_faulty_cells_show_a_caret_and_no_traceback(path
             assert e.ename == "CompileError" and re.search(r"error\[E\d+\]", told)
             assert "^" in told and "Traceback" not in told and "site-packages" not in told
     pictures = sum("image/svg+xml" in o.get("data", {}) for c in done.cells for o in c.get("outputs", ()))
-    assert pictures >= (1 if path.stem.startswith("06") else 3)
+    assert pictures >= (1 if path.stem.startswith("06") else 2)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
@@ -53,7 +53,7 @@ def test_a_notebook_is_committed_with_its_outputs(path: Path):
     assert [c.execution_count for c in code] == list(range(1, len(code) + 1)), "run `python notebooks/execute.py`"
     assert all(c.outputs for c in code[1:])
     told = "\n".join(texts(kept))
-    assert "0x" not in told and str(Path.home()) not in told and "/tmp/" not in told
+    assert not re.search(r"\b0x[0-9a-f]{6}", told) and str(Path.home()) not in told and "/tmp/" not in told
     assert path.stat().st_size < 1_000_000
     for target in re.findall(r"\]\(([^)#:]+)\)", "\n".join(c.source for c in kept.cells if c.cell_type == "markdown")):
         assert (path.parent / target).exists(), target

@@ -115,7 +115,7 @@ def test_time_against_size_shows_right_rows_only(tmp_path: Path):
     with pytest.raises(ValueError, match="nothing to draw"):
         pictures.time_against_size(kept, collective="broadcast")
     for suffix in (".svg", ".png"):
-        plot(kept, tmp_path / f"out{suffix}")
+        plot([r for r in kept if r.mode == "eager"], tmp_path / f"out{suffix}")
         assert (tmp_path / f"out{suffix}").stat().st_size > 1000
 
 
