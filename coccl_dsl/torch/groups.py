@@ -155,8 +155,8 @@ class Groups:
             works.alive.forget(gone.group_name)
             if self.policy.log:
                 self._logged += lines(state)
-            for session in state.sessions.values():
-                getattr(session, "close", lambda: None)()
+            if state.device is not None and state.device.type == "cuda" and state.ops:
+                torch.cuda.synchronize(state.device)  # kernels that still run use the sessions' memory
         self.write_log()
 
     def write_log(self) -> None:

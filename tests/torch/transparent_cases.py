@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -760,11 +761,15 @@ def warm_up() -> None:
     with policy(text):
         assert [call() for _ in range(4)] == [False, False, True, True]
         assert native("all_reduce", "before after_step") == 2
+    import torch.distributed.checkpoint as dcp
+
+    paths: list[object] = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(paths, 0)
     with policy(text):
         assert not call()
-        saved = transparent.TransparentState().state_dict()
+        dcp.save({"coccl_dsl": transparent.TransparentState()}, checkpoint_id=str(paths[0]))
     with policy(text):
-        transparent.TransparentState().load_state_dict(saved)
+        dcp.load({"coccl_dsl": transparent.TransparentState()}, checkpoint_id=str(paths[0]))
         assert [call() for _ in range(2)] == [False, True]
     with policy(text.replace("arena_mib", 'steps = "step()"\narena_mib')):
         found = []
@@ -816,6 +821,24 @@ def debugging() -> None:
             assert "rank 1: all_reduce of 2999" in str(e), e
         else:
             raise AssertionError("different counts were not found")
+
+
+@case("a log of the run, for coccl-policy explain")
+def logged() -> None:
+    from coccl_dsl.cli.policy import read_log
+
+    rank, n = mine()
+    paths: list[object] = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(paths, 0)
+    with policy(f'log = "{paths[0]}/{{rank}}.jsonl"'):
+        for _ in range(3):
+            dist.all_reduce(torch.zeros(COUNT))
+        dist.all_reduce(torch.zeros(5, dtype=torch.int64))
+        assert not traffic.report().compressed
+    calls = {c.dtype: (c, times, ranks, odd) for c, times, ranks, odd in read_log(Path(f"{paths[0]}/{rank}.jsonl"))}
+    (call, times, ranks, odd) = calls["f32"]
+    assert (call.op, call.bytes, times, ranks, odd) == ("all_reduce", 4 * COUNT, 3, n, "")
+    assert calls["int64"][3] == "int64"
 
 
 @case("profiles name role and plan")

@@ -98,6 +98,7 @@ OWN_POLICY = {
     "warm_up",
     "saved_numbers",
     "debugging",
+    "logged",
     "disagreement",
     "threads",
 }
