@@ -183,6 +183,7 @@ def _world_text(collective: Collective, world: World, dtype: str, s: Settings, t
     return json.dumps([sent, [[v.number if v else -1 for v in out] for out in trace.outputs]])
 
 
+@torch.inference_mode(False)  # what is made here is written to by calls in any mode
 def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, options: dict[str, Any]) -> Any:
     """See `Collective.bind`."""
     if not isinstance(like, torch.Tensor):

@@ -166,6 +166,7 @@ class Executor:
             self.held.setdefault(id(found), found)
         return found
 
+    @torch.inference_mode(False)
     def _prepare(self, count: int, splits: tuple[tuple[int, ...], tuple[int, ...]] | None, first: bool) -> _Prepared:
         made = cut(self.plan, count, splits)
         for extent, length in made.lengths.items():

@@ -60,6 +60,7 @@ class Session:
         self._memory = memory
         self._local: torch.Tensor | None = None
 
+    @torch.inference_mode(False)
     def bind(
         self,
         collective: Collective,
@@ -108,12 +109,14 @@ class Session:
 
         return Wiring(memory=shared, turn=self.turn)
 
+    @torch.inference_mode(False)
     def _arena(self, size: int) -> torch.Tensor:
         if self._local is None:
             self._local = torch.empty(self.arena_bytes, dtype=torch.uint8, device=self.device)
         return self._local
 
 
+@torch.inference_mode(False)
 def open_session(
     group: dist.ProcessGroup,
     device: torch.device,

@@ -183,6 +183,18 @@ def wrong_use() -> None:
         assert torch.equal(x, torch.ones(8, 8))
 
 
+def first_calls_in_inference_mode() -> None:
+    """What is bound there also serves training."""
+    for compressor in ("int8(group=64)", "int4(group=64, round=stochastic)"):
+        for mode in (torch.inference_mode(), torch.inference_mode(False), torch.inference_mode()):
+            with mode:
+                coccl.all_reduce(torch.ones(900), compressor=compressor)
+                assert coccl_dsl.all_reduce(torch.ones(900), compressor=compressor).numel() == 900
+    with torch.inference_mode():
+        op = coccl_dsl.compile("two_shot", q="error_feedback(int4)").bind(like=torch.ones(900))
+    op(torch.ones(900))
+
+
 def threads_of_two_groups() -> None:
     """Each rank's first calls are in another order, in threads of their own: neither waits for the other."""
     rank, done = dist.get_rank(), []
@@ -225,7 +237,7 @@ def main() -> None:
     start()
     # On GPUs both threads would share one stream, where two orders do wait for each other.
     threads = [] if CUDA else [threads_of_two_groups]
-    for case in (collectives, messages, *threads, debug_mode, wrong_use):
+    for case in (collectives, messages, first_calls_in_inference_mode, *threads, debug_mode, wrong_use):
         case()
     dist.barrier()
     dist.destroy_process_group()
