@@ -48,6 +48,13 @@ class _Parser(argparse.ArgumentParser):
         raise Helped
 
 
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as e:
+        raise Usage(f"{line!r} cannot be read: {e}") from None
+
+
 def _world(text: str) -> int | dict[str, int]:
     return int(text) if text.isdigit() else _mesh(text)
 
@@ -72,7 +79,8 @@ class CocclMagics(Magics):
     def __init__(self, shell: Any):
         super().__init__(shell)
         self.ip = shell
-        self.folder = Path(tempfile.mkdtemp(prefix="coccl_notebook_"))
+        self._held = tempfile.TemporaryDirectory(prefix="coccl_notebook_")  # gone when the kernel ends
+        self.folder = Path(self._held.name)
         os.environ["COCCL_PATH"] = os.pathsep.join(
             [str(self.folder), *filter(None, os.environ.get("COCCL_PATH", "").split(os.pathsep))]
         )
@@ -80,6 +88,13 @@ class CocclMagics(Magics):
     def _source(self, cell: str) -> Source:
         """The cell's text, its lines counted as the editor counts them: the magic's own line is the first."""
         return Source(f"cell {self.ip.execution_count}", "\n" + cell)
+
+    def _refuse_twin(self, name: str, suffix: str) -> None:
+        """Files of the working folder come before COCCL_PATH."""
+        if Path(name + suffix).is_file():
+            raise Usage(
+                f"{name}{suffix} is a file of this folder, and `{name}` would mean that one: name the cell's another way"
+            )
 
     def _keep(self, name: str, suffix: str, text: str) -> None:
         (self.folder / f"{name}{suffix}").write_text(text, encoding="utf-8")
@@ -94,14 +109,18 @@ class CocclMagics(Magics):
         %%coll --draw 4
         collective mine : all_reduce { ... }
         """
-        args = coll_parser().parse_args(shlex.split(line))
+        args = coll_parser().parse_args(_words(line))
         source = self._source(cell)
         made: list[Collective] = []
         for syntax in parse_coll(source).collectives:
             c = parse_source(source, syntax.name)
             c._report = c.check()
             made.append(c)
-        drawn = [space_time(schedule(c, args.draw)) if args.draw else None for c in made]
+            self._refuse_twin(c.name, ".coll")
+        try:
+            drawn = [space_time(schedule(c, args.draw)) if args.draw else None for c in made]
+        except ValueError as e:
+            raise Usage(f"--draw: {e}") from None
         for c, picture in zip(made, drawn, strict=True):
             self._keep(c.name, ".coll", _alone(c))
             self._name(c.name, c)
@@ -117,9 +136,11 @@ class CocclMagics(Magics):
         %%comp
         compressor mine(group: int = 64) { ... }
         """
-        args = comp_parser().parse_args(shlex.split(line))
+        args = comp_parser().parse_args(_words(line))
         source = self._source(cell)
         names = [d.name for d in parse_comp(source).compressors]
+        for name in names:
+            self._refuse_twin(name, ".comp")
         with tempfile.TemporaryDirectory() as trial:
             path = Path(trial) / source.name
             path.write_text(source.text, encoding="utf-8")
@@ -150,7 +171,7 @@ class CocclMagics(Magics):
         from .benchmark import benchmark
 
         try:
-            return benchmark(shlex.split(line), _Parser, self.ip.user_ns)
+            return benchmark(_words(line), _Parser, self.ip.user_ns)
         except Helped:
             return None
 
@@ -167,10 +188,24 @@ def _alone(c: Collective) -> str:
 def load(ip: Any) -> None:
     """Register the magics, and colour their cells where IPython's own prompt shows them."""
     ip.register_magics(CocclMagics)
-    lexer = getattr(getattr(getattr(ip, "pt_app", None), "lexer", None), "magic_lexers", None)
-    if lexer is not None:
-        from prompt_toolkit.lexers import PygmentsLexer
+    if hasattr(ip, "pt_app"):
+        colour_prompt()
 
-        from ..lang.lexer import CocclLexer
 
-        lexer["coll"] = lexer["comp"] = PygmentsLexer(CocclLexer)
+def colour_prompt() -> None:
+    """IPython makes a lexer for each prompt, and has no other place to say which magics hold other languages."""
+    from IPython.terminal.ptutils import IPythonPTLexer
+    from prompt_toolkit.lexers import PygmentsLexer
+
+    from ..lang.lexer import CocclLexer
+
+    make = IPythonPTLexer.__init__
+    if getattr(make, "coccl", False):
+        return
+
+    def made(self: Any) -> None:
+        make(self)
+        self.magic_lexers |= dict.fromkeys(("coll", "comp"), PygmentsLexer(CocclLexer))
+
+    made.coccl = True  # type: ignore[attr-defined]
+    IPythonPTLexer.__init__ = made

@@ -139,6 +139,7 @@ def test_a_new_text_under_an_old_name_is_the_one_that_counts(shell: InteractiveS
     [
         ("%%coll --drow 4\nx", "unrecognized arguments: --drow"),
         ("%%coll --draw node\nx", "written as node=2,local=4"),
+        ('%coll_bench "ring', "No closing quotation"),
         ("%coll_bench", "arguments are required: collective"),
         ("%coll_bench ring --mode fast", "invalid choice"),
     ],
@@ -152,7 +153,18 @@ def test_a_line_that_cannot_be_read_is_told_without_a_traceback(shell: Interacti
 def test_a_world_that_does_not_fit_is_refused_before_anything_is_kept(shell: InteractiveShell):
     Ran(shell, COMP)
     done = Ran(shell, COLL.replace("--draw 3", "--draw node=2,local=2"))
-    assert "runs on a number of ranks" in str(done.error)
+    assert "runs on a number of ranks" in str(done.error) and "Traceback" not in done.printed
+    assert "star" not in shell.user_ns
+
+
+def test_a_name_that_a_file_of_the_folder_has_is_refused(shell: InteractiveShell, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, cell in (("onebit.comp", COMP), ("star.coll", COLL)):
+        (tmp_path / name).write_text("")
+        done = Ran(shell, cell)
+        assert f"{name} is a file of this folder" in done.printed and name.split(".")[0] not in shell.user_ns
+        (tmp_path / name).unlink()
+        assert Ran(shell, cell).error is None
 
 
 def test_bench_without_gpus_compares_and_says_that_nothing_is_timed(shell: InteractiveShell, monkeypatch):
@@ -211,3 +223,16 @@ def test_the_session_folder_stands_before_what_was_in_coccl_path(monkeypatch: py
     first, second = os.environ["COCCL_PATH"].split(os.pathsep)
     assert os.path.isdir(first) and second == "/somewhere"
     shell.history_manager.end_session()
+
+
+def test_ipythons_prompt_colours_the_cells():
+    from IPython.terminal.ptutils import IPythonPTLexer
+    from prompt_toolkit.document import Document
+
+    from coccl_dsl.notebook.magics import colour_prompt
+
+    colour_prompt()
+    colour_prompt()
+    lines = IPythonPTLexer().lex_document(Document("%%coll --draw 4\ncollective ring : all_reduce {"))
+    styles = {text: style for style, text, *_ in lines(1)}
+    assert "keyword" in styles["collective"] and "name.class" in styles["ring"]
