@@ -95,6 +95,11 @@ def round_to(v: Tensor, type: str, how: str = "nearest", flush: bool = False) ->
         return _power_of_two(v, how)
     if type == "f32" and not flush and has_no_nan(v):
         return v
+    if type in ("bf16", "f16") and how == "nearest" and not flush and v.device.type == "cpu":
+        # Torch's cast, unless something overflows or is not finite.
+        cast = v.to(TORCH_DTYPES[type]).to(torch.float32)
+        if bool(torch.isfinite(cast.sum())):
+            return cast
     f = _FORMATS[type]
     bits = _bits(v)
     magnitude = bits & _MAGNITUDE
@@ -187,6 +192,10 @@ def decode(bits: Tensor, type: str) -> Tensor:
 def to_dtype(y: Tensor, dtype: str) -> Tensor:
     """`y` (float32) rounded to the user's dtype (f32, bf16, f16) as a tensor of that dtype: nearest even, finite values saturate at the
     largest finite value, Inf stays, NaN becomes the canonical quiet NaN (0x7fc00000, 0x7fc0, 0x7e00)."""
+    if dtype != "f32" and y.device.type == "cpu":
+        cast = y.to(TORCH_DTYPES[dtype])
+        if bool(torch.isfinite(cast.sum(dtype=torch.float32))):
+            return cast
     rounded = round_to(y, dtype)
     if dtype == "f32":
         return rounded

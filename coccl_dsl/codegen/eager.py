@@ -81,6 +81,7 @@ def compress(
     rng: Tensor | None = None,
     key: int = 0,
     version: Tensor | None = None,
+    reopen: bool = True,
 ) -> Compressed:
     """Compress one piece of a chunk.
 
@@ -90,6 +91,7 @@ def compress(
     rng      int64[2] on x's device, seed and call number: for stochastic codecs
     key      64-bit value number of x
     version  int32[1] on x's device: for codecs with `both` state
+    reopen   False: `opened` is not computed, and is empty
 
     Raises TypeError where x is not float32, ValueError where the codec needs a state, rng or version that is not given.
     """
@@ -100,14 +102,15 @@ def compress(
     if _as_it_is(codec, x):
         wire[: 4 * x.numel()] = x.contiguous().view(torch.uint8)
         return Compressed(wire, x.clone(), {}, {})
-    opened = torch.empty_like(x)
+    opened = torch.empty_like(x) if reopen else x.new_empty(0)
     new = run.states.fresh(codec.sender_updates)
     dtypes = {s.name: s.dtype for s in codec.states}
     flags = {name: torch.zeros((), dtype=torch.int64, device=x.device) for name in codec.flags}
     for part, batch in run.batches():
         values = {name: batch.value(node) for name, node in codec.compress.items()}
         write_frames(codec, part.frames_of(wire, codec), part.elements, values, version)
-        part.put(opened, batch.value(codec.reopened))
+        if reopen:
+            part.put(opened, batch.value(codec.reopened))
         for name, node in codec.sender_updates.items():
             part.put(new[name], to_dtype(batch.masked(batch.value(node), 0.0), dtypes[name]))
         for name, node in codec.flags.items():
@@ -320,6 +323,7 @@ class _EagerFolds:
             rng=self.context.rng,
             key=fold.key,
             version=self.context.version,
+            reopen=any(opened for _, _, opened in self.signature.sinks),
         )
         for place in fold.places:
             _view(place, done.wire.numel(), torch.uint8).copy_(done.wire)

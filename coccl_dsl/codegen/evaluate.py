@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from ..wire.builtins import f32
-from ..wire.codec import FRAME, Codec, Node, walk
-from .casts import round_to
+from ..wire.codec import FRAME, Codec, Node
+from .casts import has_no_nan, round_to
+from .patterns import all_finite
 
 _WORD = 0xFFFFFFFF
 _DTYPES = {"f32": torch.float32, "i32": torch.int32, "bool": torch.bool}
@@ -44,14 +45,52 @@ class Batch:
     fields: dict[str, Tensor] = field(default_factory=dict)
     uniform: Callable[[int], Tensor] | None = None
     _done: dict[int, Tensor] = field(default_factory=dict)
+    _known: dict[int, bool] = field(default_factory=dict)
 
     def value(self, root: Node) -> Tensor:
         """The node's value. Raises ValueError by name where the graph reads a state or a draw that was not given."""
-        for node in walk([root]):
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            missing = [a for a in self._asks(node) if id(a) not in self._done] if id(node) not in self._done else []
+            if missing:
+                stack += reversed(missing)
+                continue
             if id(node) not in self._done:
-                result = _OPS[node.op](self, node, [self._done[id(a)] for a in node.args])
-                self._done[id(node)] = result.expand(self._shape(node))
+                self._done[id(node)] = self._evaluate(node).expand(self._shape(node))
+            stack.pop()
         return self._done[id(root)]
+
+    def _asks(self, node: Node) -> tuple[Node, ...]:
+        """What the node's value is made of: where a condition is the same for the whole batch, the taken side alone."""
+        tested = all_finite(node)
+        if tested is not None:
+            return (tested,)
+        if node.op == "select":
+            if id(node.args[0]) not in self._done:
+                return node.args[:1]
+            known = self._known.get(id(node.args[0]))
+            if known is not None:
+                return (node.args[1 if known else 2],)
+        return node.args
+
+    def _evaluate(self, node: Node) -> Tensor:
+        tested = all_finite(node)
+        if tested is not None:
+            return self._finite(node, tested)
+        if node.op == "select" and (known := self._known.get(id(node.args[0]))) is not None:
+            return self._done[id(node.args[1 if known else 2])]
+        return _OPS[node.op](self, node, [self._done[id(a)] for a in node.args])
+
+    def _finite(self, node: Node, tested: Node) -> Tensor:
+        """any(not isfinite(v)) or all(isfinite(v)). On CPU a sum tells that a whole batch is finite, as it nearly always is; then `select`
+        takes one side. (A sum that overflows is a false alarm.)"""
+        v, all = self._done[id(tested)], node.op == "rall"
+        if v.device.type == "cpu" and bool(torch.isfinite(v.sum())):
+            self._known[id(node)] = all
+            return self.full(all, "bool")
+        finite = self.masked(torch.isfinite(v), True, tested.whole).all(-1, keepdim=True)
+        return finite if all else ~finite
 
     def _shape(self, node: Node) -> tuple[int, int, int]:
         if node.scope == "array":
@@ -201,9 +240,12 @@ def _ldexp(b: Batch, n: Node, a: list[Tensor]) -> Tensor:
 
 
 def _quantize(b: Batch, n: Node, a: list[Tensor]) -> Tensor:
-    v = torch.fmin(torch.fmax(a[0], a[1].to(torch.float32)), a[2].to(torch.float32))
+    if has_no_nan(a[0]):
+        v = torch.clamp(a[0], float(n.args[1].value), float(n.args[2].value))
+    else:
+        v = torch.fmin(torch.fmax(a[0], a[1].to(torch.float32)), a[2].to(torch.float32))
     if len(a) == 3:
-        return torch.round(v).to(torch.int32)
+        return v.round_().to(torch.int32)
     low = torch.floor(v)
     return low.to(torch.int32) + (a[3] < v - low).to(torch.int32)
 
@@ -231,12 +273,17 @@ def _group_sum(b: Batch, n: Node, a: list[Tensor]) -> Tensor:
 
 
 def _extreme(v: Tensor, largest: bool) -> Tensor:
+    if has_no_nan(v):
+        best = v.amax(-1, keepdim=True) if largest else v.amin(-1, keepdim=True)
+        if not bool((best == 0.0).any()):  # which of 0.0 and -0.0 it is, bits tell
+            return best
     key = _ordered(torch.where(torch.isnan(v), -math.inf if largest else math.inf, v))
     return _float(_ordered(key.amax(-1, keepdim=True) if largest else key.amin(-1, keepdim=True)))
 
 
 def _group_extreme(b: Batch, n: Node, v: Tensor, largest: bool) -> Tensor:
-    return _extreme(b.masked(v, math.nan, n.args[0].whole), largest)
+    neutral = -math.inf if largest else math.inf
+    return _extreme(b.masked(v, neutral, n.args[0].whole), largest)
 
 
 def _frame_extreme(largest: bool) -> _Op:

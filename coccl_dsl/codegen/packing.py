@@ -9,6 +9,9 @@ from ..wire.codec import Codec, Field
 from ..wire.layout import frame_runs
 from .casts import decode, encode
 
+# Integers as wide as the codes of one byte, a byte each.
+_WIDE = {4: torch.int16, 2: torch.int32, 1: torch.int64}
+
 
 def write_frames(
     codec: Codec, out: Tensor, elements: int, values: dict[str, Tensor], version: Tensor | None = None
@@ -56,15 +59,16 @@ def _pack(f: Field, v: Tensor) -> Tensor:
         return code.contiguous().view(torch.uint8)
     if f.bits == 16:
         return code.to(torch.int16).contiguous().view(torch.uint8)
-    code = (code & (1 << f.bits) - 1).to(torch.uint8)
+    code = code.to(torch.uint8)
     if f.bits == 8:
         return code
-    each = 8 // f.bits
-    lanes = code.reshape(code.shape[0], -1, each)
-    packed = lanes[..., 0].clone()
-    for i in range(1, each):
-        packed |= lanes[..., i] << i * f.bits
-    return packed
+    # Codes that share a byte, seen as one wide integer, are brought together by shifts of it.
+    code &= (1 << f.bits) - 1
+    wide = code.contiguous().view(_WIDE[f.bits])
+    packed = wide
+    for i in range(1, 8 // f.bits):
+        packed = packed | wide >> i * (8 - f.bits)
+    return packed.to(torch.uint8)
 
 
 def _unpack(f: Field, data: Tensor) -> Tensor:
@@ -73,10 +77,13 @@ def _unpack(f: Field, data: Tensor) -> Tensor:
     elif f.bits == 16:
         code = data.view(torch.int16).to(torch.int32) & 0xFFFF
     else:
-        each = 8 // f.bits
-        wide = data.to(torch.int32)
-        lanes = [wide >> i * f.bits & (1 << f.bits) - 1 for i in range(each)]
-        code = torch.stack(lanes, dim=-1).reshape(data.shape[0], -1)
+        code = data
+        if f.bits < 8:
+            wide = spread = data.to(_WIDE[f.bits])
+            for i in range(1, 8 // f.bits):
+                spread = spread | wide << i * (8 - f.bits)
+            code = spread.view(torch.uint8) & (1 << f.bits) - 1
+        code = code.to(torch.int32)
     if not f.integer:
         return decode(code, f.type)
     if f.type[0] == "s":

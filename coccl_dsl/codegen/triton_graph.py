@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..wire.codec import Codec, Node
-from .triton_patterns import (
+from .patterns import (
     all_finite,
     end_of_clean,
     extreme_of,

@@ -455,12 +455,14 @@ def round_up(n, SIZE: tl.constexpr):
 def load_flat(pointer, left, TILE: tl.constexpr, FULL: tl.constexpr, OWN: tl.constexpr = 0):
     """float32[TILE] from a pointer to float32, bfloat16 or float16; 0.0 beyond `left`.
 
-    OWN: each thread gets so many elements in a row, by several loads of 16 bytes, so that it works on few groups and knows most of each.
+    OWN: each thread gets up to so many elements in a row, by up to four loads of 16 bytes, so that it works on few groups and knows most of
+    each.
     """
     EACH: tl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
-    if FULL and OWN > EACH:
-        thread = tl.arange(0, TILE // OWN)[:, None, None] * OWN
-        run = tl.arange(0, OWN // EACH)[None, :, None] * EACH
+    ROW: tl.constexpr = min(OWN, 4 * EACH)
+    if FULL and ROW > EACH:
+        thread = tl.arange(0, TILE // ROW)[:, None, None] * ROW
+        run = tl.arange(0, ROW // EACH)[None, :, None] * EACH
         v = tl.load(pointer + (thread + run + tl.arange(0, EACH)[None, None, :])).to(tl.float32)
         return tl.reshape(v, (TILE,))
     index = tl.arange(0, TILE)

@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from ..plan.ops import Signature
 from ..wire.codec import FRAME, TYPES, Codec, Field, Node, walk
 from ..wire.layout import ALIGN, frame_bytes
+from .patterns import fits
 from .triton_graph import Printer, width
-from .triton_patterns import fits
 
 # Elements of a whole tile, of a small one, and of a warp in a whole one: small tiles start
 # the link early; see benchmarks/results/nvlink.json.
@@ -163,8 +163,11 @@ def kernel_source(signature: Signature, dtype: str, codecs: dict[str, Codec], fa
 
 
 def _owned(codec: Codec | None) -> int:
-    """Elements in a row that a thread holds, so that its codes are 16 bytes in a row; 0 where it does not matter."""
-    bits = [f.bits for f in codec.fields if f.per == "array"] if codec is not None else []
+    """Elements in a row that a thread holds, so that its codes are 16 bytes in a row; 0 where it does not matter, or where groups are longer
+    than a few threads' rows, or states, which are read in the usual order, would have to be moved."""
+    if codec is None or codec.group > 256 or codec.stateful:
+        return 0
+    bits = [f.bits for f in codec.fields if f.per == "array"]
     return min(32, 128 // max(bits)) if bits and max(bits) <= 8 else 0
 
 

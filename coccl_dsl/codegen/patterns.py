@@ -1,4 +1,4 @@
-"""Shapes of compressor graphs that have a cheaper statement with the same bits; triton_graph.py prints it, and lists them."""
+"""Shapes of compressor graphs that have a cheaper form with the same bits. triton_graph.py lists what it prints for them."""
 
 from __future__ import annotations
 
