@@ -12,23 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from transparent_cases import (
-    ALL,
-    CASES,
-    COUNT,
-    DEVICE,
-    alike,
-    case,
-    close,
-    everyones,
-    mine,
-    mlp,
-    native,
-    policy,
-    ran,
-    same,
-    total,
-)
+from transparent_cases import ALL, CASES, COUNT, DEVICE, case, close, everyones, mine, native, policy, ran, same, total
+from transparent_training import alike, mlp
 from transparent_world import OWN_POLICY
 
 from coccl_dsl.torch import transparent, works

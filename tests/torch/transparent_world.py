@@ -54,7 +54,10 @@ def main() -> None:
     timed("matches nothing", lambda: train(folder, "matches_nothing"))
     transparent.disable()
 
+    import transparent_training  # its cases
     from transparent_cases import CASES, policy
+
+    assert transparent_training
 
     new_store(ports)
     dist.init_process_group("gloo")
