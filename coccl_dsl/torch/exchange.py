@@ -17,7 +17,7 @@ from ..runtime.errors import CollectiveError
 from ..runtime.op import Op
 from ..wire.codec import FRAME
 from ..wire.layout import bits_per_value, wire_bytes
-from . import traffic
+from . import debug, traffic
 from .groups import MIB, Taken
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def all_to_all_parts(
     groups, pg = kernels.groups, state.pg
     n, rank = pg.size(), pg.rank()
     sent, got = _elements(x, sends, n), _elements(out, receives, n)
+    if groups.debug:
+        debug.compare(pg, x, "all_to_all", (sent, got))
     most = pair_capacity(groups.policy.arena_mib * MIB, n, x.element_size())
     bound = groups.bound(state, rule, "all_to_all", x, most * n, min_bytes=rule.min_bytes)
 

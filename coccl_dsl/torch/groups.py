@@ -21,13 +21,12 @@ import torch
 import torch.distributed as dist
 
 from ..policy import Call, Policy, Rule
-from ..runtime.agreement import store_of_thread
 from ..runtime.dispatch import capacity_for
 from ..runtime.dtypes import NAMES
 from ..runtime.errors import BindError, CollectiveError
 from ..runtime.session import Session, open_session
 from ..runtime.transports.torch_p2p import group_timeout
-from . import roles, traffic, works
+from . import debug, roles, traffic, works
 from .choose import node_runs
 from .selection import Bound, select
 
@@ -67,7 +66,6 @@ class GroupState:
     idle: dict[Hashable, list[Bound]] = field(default_factory=dict)
     kinds: dict[Hashable, Kind] = field(default_factory=dict)
     ops: dict[Hashable, Bound] = field(default_factory=dict)
-    sequence: int = 0
 
     def session_of(self, rule: Rule) -> Session:
         """auto is symm where some rule insists on symm."""
@@ -85,6 +83,7 @@ class Groups:
         self.policy = policy
         self.steps = 0
         self.generation = 0
+        self.debug = policy.debug or debug.enabled()
         self.states: dict[dist.ProcessGroup, GroupState] = {}
         self._counts: dict[str, int] = {}
         self._op_states: dict[str, Any] = {}
@@ -121,8 +120,8 @@ class Groups:
                     transport=transport,
                     timeout=min(group_timeout(pg, device), AGREEMENT),
                 )
-            if self.policy.problem:  # on all ranks alike, or they would not have agreed
-                raise BindError(f"the policy cannot be read:\n{self.policy.problem}")
+        if self.policy.problem:  # on all ranks alike, or they would not have agreed
+            raise BindError(f"the policy cannot be read:\n{self.policy.problem}")
         if state is None:
             self.states[pg] = GroupState(pg, pg.group_desc, device, sessions, missing)
         else:
@@ -236,7 +235,7 @@ class Groups:
         return True
 
     def _shut(self, state: GroupState, op: str) -> list[int] | None:
-        if self.policy.debug or self.policy.log:
+        if self.debug or self.policy.log:
             return None
         held = roles.all_roles(state.pg)
         call = Call(held, op, "", None, "", state.desc)
@@ -265,8 +264,9 @@ class Groups:
         if why:
             self.record_native(pg, op, why)
             return None
-        if self.policy.debug and op != "send" and t.dtype in NAMES:
-            self._compare(state, f"{op} of {count} elements of {t.dtype}, ReduceOp {reduction}")
+        # What parts an all_to_all has is compared where they are known.
+        if self.debug and op not in ("send", "all_to_all") and t.dtype in NAMES and state.sessions:
+            debug.compare(pg, t, f"{op}, ReduceOp {_NAMES.get(reduction, reduction)}")
         running = roles.current()
         if reduction == PREMUL:
             where = (where, roles.premul())
@@ -288,29 +288,6 @@ class Groups:
                 return None
         traffic.record_native(kind.role, op, f"before after_step of rule {kind.choices[0][1].number}")
         return None
-
-    def _compare(self, state: GroupState, what: str) -> None:
-        """Debug mode: the n-th call of a group is the same on all of its ranks. Raises CollectiveError on all of them where it is not."""
-        number, rank, size = state.sequence, state.pg.rank(), state.pg.size()
-        state.sequence += 1
-        if size == 1 or state.device is None:
-            return
-        store = dist.distributed_c10d.PrefixStore(f"coccl_dsl/debug/{state.pg.group_name}", store_of_thread())
-        store.set(f"{number}/{rank}", what)
-        if number > 1:  # all have read the call before the last, or they would not have sent the last
-            store.delete_key(f"{number - 2}/{rank}")
-        keys = [f"{number}/{r}" for r in range(size)]
-        try:
-            store.wait(keys, group_timeout(state.pg, state.device))
-        except Exception as e:
-            missing = [r for r, key in enumerate(keys) if not store.check([key])]
-            raise CollectiveError(
-                f"call {number} of group {state.desc}: ranks {missing} did not come to {what} within the timeout"
-            ) from e
-        told = [store.get(key).decode() for key in keys]
-        if len(set(told)) > 1:
-            each = "; ".join(f"rank {r}: {t}" for r, t in enumerate(told))
-            raise CollectiveError(f"call {number} of group {state.desc} differs between ranks: {each}")
 
     def record_native(self, pg: dist.ProcessGroup, op: str, why: str) -> None:
         found = roles.roles_of(pg, op)
@@ -452,7 +429,17 @@ def lines(state: GroupState) -> list[str]:
 
 PREMUL = 8
 _REDUCTIONS = {0: "sum", 1: "avg"}
-_NAMES = {2: "PRODUCT", 3: "MIN", 4: "MAX", 5: "BAND", 6: "BOR", 7: "BXOR", PREMUL: "PREMUL_SUM without its factor"}
+_NAMES = {
+    0: "SUM",
+    1: "AVG",
+    2: "PRODUCT",
+    3: "MIN",
+    4: "MAX",
+    5: "BAND",
+    6: "BOR",
+    7: "BXOR",
+    PREMUL: "PREMUL_SUM without its factor",
+}
 
 
 def reduction_of(code: int) -> str | None:

@@ -498,9 +498,17 @@ def debugging() -> None:
         try:
             dist.all_reduce(xs[rank][: COUNT - (rank == 1)].clone())
         except RuntimeError as e:
-            assert "rank 1: all_reduce of 2999" in str(e), e
+            assert "rank 1: all_reduce, ReduceOp SUM, 2999 elements" in str(e), e
         else:
             raise AssertionError("different counts were not found")
+        sends = [100] * n
+        try:
+            out = torch.empty(100 * n + (rank == 1))
+            dist.all_to_all_single(out, xs[rank][: 100 * n], [100 + (rank == 1), *sends[1:]], sends)
+        except RuntimeError as e:
+            assert "rank 0 sends rank 1 100 elements, which expects 101" in str(e), e
+        else:
+            raise AssertionError("different parts were not found")
 
 
 @case("a log of the run, for coccl-policy explain")
