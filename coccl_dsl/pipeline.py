@@ -15,7 +15,7 @@ Each step is a pure function; `Collective` calls them, keeps their results, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -212,15 +212,23 @@ class Collective(Printed):
             return verify(make_plan(program, trace, rank, raw_codec(dtype), world.op, apart=not fuse))
 
     def mapped_plans(
-        self, world: World, *, dtype: str, compressors: dict[str, str], trace: Trace, fuse: bool = True
+        self,
+        world: World,
+        *,
+        dtype: str,
+        compressors: dict[str, str],
+        trace: Trace,
+        fuse: bool = True,
+        hosts: Sequence[str] | None = None,
     ) -> list[Plan]:
-        """All ranks' plans where every rank's memory is mapped on every other, with the credits that they need."""
+        """All ranks' plans where the ranks of a host map each other's memory, with the credits that they need. hosts: of each rank, in order;
+        all ranks are on one unless it is given."""
         program = self.program(dtype, compressors)
-        everyone = frozenset(range(trace.world))
+        where = hosts if hosts is not None else [""] * trace.world
+        near = [frozenset(p for p in range(trace.world) if p != r and where[p] == where[r]) for r in range(trace.world)]
         with self._timed("plan"):
             plans = [
-                make_plan(program, trace, r, raw_codec(dtype), world.op, everyone - {r}, not fuse)
-                for r in range(trace.world)
+                make_plan(program, trace, r, raw_codec(dtype), world.op, near[r], not fuse) for r in range(trace.world)
             ]
             return assign_credits([verify(p) for p in plans])
 
@@ -241,7 +249,7 @@ class Collective(Printed):
         capacity    the largest number of elements of a call's input; like.numel() unless given
         mesh        axis name -> size, for collectives over a mesh
         root        group rank, for broadcast and reduce
-        transport   auto, symm, nccl, torch (local for a LocalGroup)
+        transport   auto, symm, nccl, torch, symm+torch: symm between ranks of a host, torch between hosts (local for a LocalGroup)
         seed        of stochastic rounding
         depth       slices in flight; else the first depth that the text's schedule names
         fuse        False runs every operation on its own: slower, the same bits

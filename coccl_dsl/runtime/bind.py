@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .transports.symm import Mapped
 
 log = logging.getLogger("coccl_dsl")
-TRANSPORTS = ("auto", "symm", "nccl", "torch", "local")
+TRANSPORTS = ("auto", "symm", "nccl", "torch", "symm+torch", "local")
 
 
 def backend_for(collective: Collective, device: torch.device, name: str = "auto") -> Backend:
@@ -236,61 +236,81 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
     meeting.agree(_fingerprint(collective, s, world, dtype, text))
     if trace is None:
         return Op(collective, world, rank, None, None, None, s, like.device, like.dtype)
-    name, note = choose_transport(s.transport, like.device, meeting)
+    chosen = choose_transport(s.transport, like.device, meeting, bool(collective.axes))
     problem, op = "", None
     try:
-        wiring = _wiring(pg, like.device, name, meeting)
-        op = assemble(collective, world, rank, trace, s, like.device, like.dtype, wiring, note)
+        wiring = _wiring(pg, like.device, chosen, meeting)
+        op = assemble(collective, world, rank, trace, s, like.device, like.dtype, wiring, chosen.note)
     except Exception as e:
         problem = f"{type(e).__name__}: {e}"
         log.debug("bind failed", exc_info=True)
     meeting.report(problem)
     assert op is not None
-    log.info("%r: transport %s %s", op, name, note)
+    log.info("%r: transport %s %s", op, chosen.name, chosen.note)
     return op
 
 
-def choose_transport(asked: str, device: torch.device, meeting: Meeting) -> tuple[str, str]:
-    """The transport that all ranks use, and why it is not a faster one. Raises BindError on all ranks when what was asked for cannot be had."""
-    if asked not in ("auto", "symm") or device.type != "cuda":
-        if asked == "symm":
-            raise BindError(f"transport='symm' needs CUDA tensors, like is on {device}")
-        return ("torch" if asked == "auto" else asked), ""
+@dataclass(frozen=True)
+class Chosen:
+    """The transport that all ranks use; note: why it is not a faster one; hosts: where each rank runs, for symm and symm+torch."""
+
+    name: str
+    note: str = ""
+    hosts: tuple[str, ...] = ()
+
+
+def choose_transport(asked: str, device: torch.device, meeting: Meeting, mesh: bool = False) -> Chosen:
+    """`auto` is symm where all ranks can map each other's memory; over several hosts, for collectives of a mesh, symm+torch; else torch.
+
+    Raises BindError on all ranks when what was asked for cannot be had.
+    """
+    if asked not in ("auto", "symm", "symm+torch") or device.type != "cuda":
+        if asked.startswith("symm"):
+            raise BindError(f"transport={asked!r} needs CUDA tensors, like is on {device}")
+        return Chosen("torch" if asked == "auto" else asked)
     from .transports.symm import host_name, reachable, unavailable
 
     told = [
         json.loads(t) for t in meeting.gather("device", json.dumps([host_name(), device.index, unavailable(device)]))
     ]
-    hosts = {t[0] for t in told}
+    hosts = tuple(t[0] for t in told)
     problem = next((f"rank {r}: {t[2]}" for r, t in enumerate(told) if t[2]), "")
-    if not problem and len(hosts) > 1:
-        problem = f"the ranks are on {len(hosts)} hosts"
-    devices = [t[1] for t in told]
+    if not problem and asked == "symm" and len(set(hosts)) > 1:
+        problem = f"the ranks are on {len(set(hosts))} hosts"
+    if not problem and min(hosts.count(h) for h in hosts) == 1:
+        problem = "a rank is alone on its host"
+    places = [(t[0], t[1]) for t in told]
     if (
         not problem
-        and len(set(devices)) < len(devices)
+        and len(set(places)) < len(places)
         and os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") != "1"
     ):
         problem = "several ranks share a device"
     if not problem:
-        reasons = meeting.gather("peer access", reachable(device, devices))
+        near = [index for host, index in places if host == host_name()]
+        reasons = meeting.gather("peer access", reachable(device, near))
         problem = next((f"rank {r}: {t}" for r, t in enumerate(reasons) if t), "")
-    if not problem:
-        return "symm", ""
-    if asked == "symm":
-        raise BindError(f"transport='symm' is not available: {problem}")
-    return "torch", f"(not symm: {problem})"
+    if not problem and len(set(hosts)) == 1:
+        return Chosen("symm", "", hosts)
+    if not problem and (asked == "symm+torch" or mesh):
+        return Chosen("symm+torch", "", hosts)
+    problem = problem or f"the ranks are on {len(set(hosts))} hosts"
+    if asked != "auto":
+        raise BindError(f"transport={asked!r} is not available: {problem}")
+    return Chosen("torch", f"(not symm: {problem})")
 
 
 @dataclass
 class Wiring:
-    """What an op's wires move through: `memory` where peers' memory is mapped, else `transport` makes a transport of a name for diagnostics.
-    arena gives local wire memory of so many bytes; turn orders the ops that share it."""
+    """What an op's wires move through: `memory` where peers' memory is mapped, `transport` to other ranks (it makes one, of a name for
+    diagnostics). hosts: of each rank, where peers' memory is mapped on some only. arena gives local wire memory of so many bytes; turn orders
+    the ops that share it."""
 
     transport: Callable[[str], Transport] | None = None
     memory: Callable[[Plan, Layout], Mapped] | None = None
     arena: Callable[[int], torch.Tensor] | None = None
     turn: Turn | None = None
+    hosts: tuple[str, ...] | None = None
 
 
 def assemble(
@@ -311,7 +331,9 @@ def assemble(
     if wiring.memory is not None:
         from .transports.symm import SymmTransport
 
-        plans = collective.mapped_plans(world, dtype=name, compressors=s.compressors, trace=trace, fuse=s.fuse)
+        plans = collective.mapped_plans(
+            world, dtype=name, compressors=s.compressors, trace=trace, fuse=s.fuse, hosts=wiring.hosts
+        )
         whole = cut(plans[0], _whole(plans[0], s.capacity))
         # Of one plan, as all ranks need the same number of slices.
         best = tuned(plans[0], max(whole.input_count, whole.output_count) * dtype.itemsize, s.depth)
@@ -320,7 +342,9 @@ def assemble(
         plan = plans[rank]
         memory = wiring.memory(plan, layouts[rank])
         reuses = any(p.credits is not None and (p.credits.awaits or p.credits.grants) for p in plans)
-        transport: Transport = SymmTransport(memory, what, plan, best.depth, reuses)
+        transport: Transport = SymmTransport(
+            memory, what, plan, best.depth, reuses, wiring.transport(what) if wiring.transport is not None else None
+        )
         arena = memory.arena
         arenas = memory.arenas
     else:
@@ -357,20 +381,23 @@ def _whole(plan: Plan, capacity: int) -> int:
     return capacity
 
 
-def _wiring(group: dist.ProcessGroup, device: torch.device, name: str, meeting: Meeting) -> Wiring:
+def _wiring(group: dist.ProcessGroup, device: torch.device, chosen: Chosen, meeting: Meeting) -> Wiring:
     """Of an op with memory of its own."""
+    name = chosen.name
     if name == "local":
         raise BindError("transport='local' is for group=LocalGroup(n)")
-    if name == "symm":
+    if name.startswith("symm"):
         from .transports.symm import Mapped
 
         def memory(plan: Plan, layout: Layout) -> Mapped:
-            made = Mapped(group, device, max(plan.levels, 1), layout.depth, meeting.timeout)
+            made = Mapped(group, device, max(plan.levels, 1), layout.depth, meeting.timeout, chosen.hosts)
             made.reserve(layout.size)
             made.open(meeting)
             return made
 
-        return Wiring(memory=memory)
+        if name == "symm":
+            return Wiring(memory=memory)
+        return Wiring(lambda what: TorchTransport(group, device, what), memory, hosts=chosen.hosts)
     if name == "nccl":
         if device.type != "cuda":
             raise BindError(f"transport='nccl' needs CUDA tensors, like is on {device}")

@@ -157,16 +157,16 @@ def open_session(
     hosts = meeting.gather("host", f"{host_name()}/{os.environ.get('GROUP_RANK', '')}")
     if dist.get_world_size(group) == 1:
         return Session(group, device, arena_bytes, "torch", "", hosts, None)
-    name, note = choose_transport(transport, device, meeting)
+    chosen = choose_transport(transport, device, meeting)
     memory, problem = None, ""
     try:
-        if name == "symm":
+        if chosen.name == "symm":
             from .transports.symm import Mapped
 
-            memory = Mapped(group, device, MAX_LEVELS, MAX_DEPTH, meeting.timeout, shared=True)
+            memory = Mapped(group, device, MAX_LEVELS, MAX_DEPTH, meeting.timeout, chosen.hosts, shared=True)
             memory.reserve(arena_bytes)
             memory.open(meeting)
     except Exception as e:
         problem = f"{type(e).__name__}: {e}"
     meeting.report(problem)
-    return Session(group, device, arena_bytes, name, note, hosts, memory)
+    return Session(group, device, arena_bytes, chosen.name, chosen.note, hosts, memory)

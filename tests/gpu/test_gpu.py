@@ -84,6 +84,10 @@ def test_more_ranks_than_gpus(world):
     )
 
 
+def test_mapped_memory_inside_hosts_and_torch_between():
+    print(workers.launch("mixed", 4))
+
+
 def test_state_and_stochastic_rounding():
     print(workers.launch("stateful", 2))
 

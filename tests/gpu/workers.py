@@ -158,6 +158,28 @@ def equality(
         )
 
 
+def mixed() -> None:
+    """Two hosts of two ranks, by NCCL_HOSTID: mapped memory inside, torch's backend between."""
+    rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    os.environ["NCCL_HOSTID"] = f"node{rank // 2}"
+    device = start()
+    for name in ("three_shot", "two_level", "sdp4bit", "all_gather_mesh", "reduce_scatter_mesh", "all_to_all_mesh"):
+        c = load(name)
+        counts = counts_for(c.kind, n)
+        for depth in (1, 2):
+            op = c.bind(
+                like=torch.empty(max(counts), dtype=torch.bfloat16, device=device), mesh=mesh_for(c, n), depth=depth
+            )
+            assert "symm (mapped memory of 2 ranks" in op.explain() and "other peers over torch" in op.explain()
+            for i, count in enumerate(counts):
+                xs = inputs(n, count, torch.bfloat16, i, device)
+                assert torch.equal(bits(op(xs[rank])), bits(simulate(c, xs, mesh=mesh_for(c, n))[rank])), (name, count)
+    flat = load("two_shot").bind(like=torch.empty(99, device=device))
+    assert "not symm: the ranks are on 2 hosts" in flat.explain()
+    if rank == 0:
+        print("symm inside a host, torch between: all right")
+
+
 def stateful() -> None:
     """Error feedback, weight differences and stochastic rounding over several calls."""
     device = start()
@@ -282,8 +304,8 @@ def main() -> None:
     a = p.parse_args()
     if a.name == "equality":
         equality(a.transports, a.algorithms, a.compressors, [getattr(torch, d) for d in a.dtypes], a.depths)
-    elif a.name in ("stateful", "lifetimes", "faults"):
-        {"stateful": stateful, "lifetimes": lifetimes, "faults": faults}[a.name]()
+    elif a.name in ("stateful", "lifetimes", "faults", "mixed"):
+        {"stateful": stateful, "mixed": mixed, "lifetimes": lifetimes, "faults": faults}[a.name]()
     else:
         raise SystemExit(f"no worker {a.name}")
     dist.destroy_process_group()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,7 +53,9 @@ def reachable(device: torch.device, others: list[int]) -> str:
 
 
 class Mapped:
-    """One allocation of each rank of a group, mapped by all: counters, then an arena. `reserve` is local, `open` collective.
+    """One allocation of each rank of a group, mapped by those of its host: counters, then an arena. `reserve` is local, `open` collective.
+
+    hosts: of each rank, in order.
 
     shared: ops of any kind take turns in it. Then each call that does not follow one of the same op begins with a barrier: everyone has read
     what the call before left here.
@@ -65,10 +68,12 @@ class Mapped:
         levels: int,
         depth: int,
         timeout: timedelta,
+        hosts: Sequence[str],
         shared: bool = False,
     ):
         self.group, self.device, self.levels, self.depth, self.shared = group, device, levels, depth, shared
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.near = [r for r, host in enumerate(hosts) if host == hosts[self.rank]]
         self.reuse = levels * depth * self.world
         words = self.reuse + self.world
         self.control = -(-4 * words // CONTROL_ALIGN) * CONTROL_ALIGN
@@ -92,17 +97,29 @@ class Mapped:
 
     def open(self, meeting: Meeting) -> None:
         """Map the peers' arenas, which may be of any size: rank -> uint8 tensor, in `arenas`."""
-        import torch.distributed._symmetric_memory as symm
-
         sizes = [int(t) for t in meeting.gather("symm size", str(self.size))]
         if max(sizes) != self.size:
             self._allocate(max(sizes))
         torch.cuda.synchronize(self.device)
-        self.handle = symm.rendezvous(self.block, self.group)
+        self.handle = self._rendezvous(meeting)
         whole = self.control + max(sizes)
-        self.blocks = {r: self.handle.get_buffer(r, (whole,), torch.uint8) for r in range(self.world) if r != self.rank}
+        self.blocks = {
+            r: self.handle.get_buffer(i, (whole,), torch.uint8) for i, r in enumerate(self.near) if r != self.rank
+        }
         meeting.gather("symm mapped", "")
         self.arenas = {r: b[self.control : self.control + sizes[r]] for r, b in self.blocks.items()}
+
+    def _rendezvous(self, meeting: Meeting) -> Any:
+        import torch.distributed._symmetric_memory as symm
+        from torch._C._distributed_c10d import _SymmetricMemory
+
+        if len(self.near) == self.world:
+            return symm.rendezvous(self.block, self.group)
+        # Ranks of one host are no process group, and bind makes none: torch asks for a name, a rank, a size and a store only.
+        name = f"{self.group.group_name}/coccl_dsl/{self.near}"
+        store = dist.distributed_c10d.PrefixStore(f"symm/{self.near[0]}", meeting.store)
+        _SymmetricMemory.set_group_info(name, self.near.index(self.rank), len(self.near), store)
+        return _SymmetricMemory.rendezvous(self.block, name)
 
     @property
     def arena(self) -> torch.Tensor:
@@ -132,7 +149,7 @@ class SymmTransport:
         self.memory, self.what, self.inner = memory, what, inner
         self.levels, self.depth = plan.levels, depth
         self.credits, self.reuses = plan.credits, reuses
-        self.others = tuple(r for r in range(memory.world) if r != memory.rank)
+        self.others = tuple(r for r in memory.near if r != memory.rank)
         self._launches: dict[tuple[int, int, bool, bool], Callable[[], None]] = {}
         self.number = 0
         self.tables: list[torch.Tensor] = []
@@ -143,7 +160,7 @@ class SymmTransport:
             if self.memory.shared
             else f"credits awaited from {list(self.credits.awaits) or 'nobody'}"
         )
-        text = f"symm (mapped memory of {self.memory.world} ranks; {waits})"
+        text = f"symm (mapped memory of {len(self.memory.near)} ranks; {waits})"
         return text + (f"; other peers over {self.inner.name}" if self.inner is not None else "")
 
     # ------------------------------------------------------------ calls
