@@ -37,10 +37,17 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Seque
             drawn.add_row(*row)
         Console().print(drawn, markup=False)
         return
+    print(columns(head, rows, right))
+
+
+def columns(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """The same table in plain columns."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = []
     for row in [head, *rows]:
         cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        print("  " + "  ".join(cells).rstrip())
+        lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------- one world

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..cli.progress import track
+from ..cli.show import columns
 from ..pictures.errors import errors
 from ..pictures.schedule import plan_world, sizes_of
 from ..pictures.timeline import microseconds, predicted_time
@@ -19,7 +20,7 @@ from ..plan.model import GPU, Links
 from ..plan.show import ratio
 from ..runtime.dtypes import dtype_name
 from ..shown import Printed
-from .displays import bundle, plain_table, table
+from .displays import bundle, table
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ RIGHT = range(2, 9)
 @bundle.register
 def _(c: Comparison) -> dict[str, str]:
     html = f"<div>{table(c.cells(), HEAD, RIGHT)}<small>{c.about}</small></div>"
-    return {"text/html": html, "text/plain": plain_table(c.cells(), HEAD, RIGHT) + f"\n  {c.about}"}
+    return {"text/html": html, "text/plain": columns(HEAD, c.cells(), RIGHT) + f"\n  {c.about}"}
 
 
 @lru_cache(maxsize=2)

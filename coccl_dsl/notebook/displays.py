@@ -43,16 +43,6 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), right: Sequen
     return f'<table style="border-collapse:collapse">{top}<tbody>{body}</tbody></table>'
 
 
-def plain_table(rows: Sequence[Sequence[str]], head: Sequence[str], right: Sequence[int] = ()) -> str:
-    """The same in columns."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = []
-    for row in [head, *rows]:
-        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
 @singledispatch
 def bundle(thing: Any) -> Bundle:
     """What `thing` looks like."""

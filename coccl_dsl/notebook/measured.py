@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.rows import Row
+from ..cli.show import columns
 from ..pictures.picture import Picture
 from ..pictures.spacetime import bytes_text
 from ..shown import Printed
-from .displays import bundle, plain_table, table
+from .displays import bundle, table
 
 HEAD = (
     "collective",
@@ -84,7 +85,7 @@ def _same(r: Row) -> str:
 @bundle.register
 def _(r: Results) -> dict[str, str]:
     html = f"<div>{table(r.cells(), HEAD, RIGHT)}<small>{r.about}</small></div>"
-    return {"text/html": html, "text/plain": plain_table(r.cells(), HEAD, RIGHT) + f"\n  {r.about}"}
+    return {"text/html": html, "text/plain": columns(HEAD, r.cells(), RIGHT) + f"\n  {r.about}"}
 
 
 def results(file: str | Path) -> Results:

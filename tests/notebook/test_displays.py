@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import coccl_dsl
+from coccl_dsl.cli.show import columns
 from coccl_dsl.diagnostics import CompileError
 from coccl_dsl.lang.files import library
 from coccl_dsl.notebook import compare, results
-from coccl_dsl.notebook.displays import plain_table
 from coccl_dsl.pipeline import World, load
 from coccl_dsl.shown import Explanation
 
@@ -152,7 +152,7 @@ def test_recorded_rows_are_shown_and_a_wrong_one_gets_no_speed(tmp_path: Path):
 
 
 def test_plain_tables_line_up():
-    assert plain_table([["a", "1"], ["bb", "22"]], ("x", "n"), (1,)) == "  x    n\n  a    1\n  bb  22"
+    assert columns(("x", "n"), [["a", "1"], ["bb", "22"]], (1,)) == "  x    n\n  a    1\n  bb  22"
 
 
 def test_piped_python_prints_the_same_texts_in_plain_ascii():
