@@ -82,7 +82,7 @@ class _Calls:
 
     def native(self, x: torch.Tensor) -> str:
         """Why torch's own collective is to run, or ""."""
-        if x.dtype not in NAMES and not x.dtype.is_floating_point:
+        if x.dtype not in NAMES and (x.element_size() == 1 or not x.dtype.is_floating_point):
             return f"{str(x.dtype).removeprefix('torch.')} buffer"
         if x.nbytes < self.policy.min_bytes:
             return "below min_bytes"

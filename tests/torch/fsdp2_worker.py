@@ -265,6 +265,7 @@ def raw_bytes_stay() -> None:
     mine = whole.narrow(0, 16 * dist.get_rank(), 16).copy_(torch.arange(16) + 16 * dist.get_rank())
     fsdp2._AllGather(calls)(output_tensor=whole, input_tensor=mine, group=dist.group.WORLD)
     assert whole.tolist() == list(range(32))
+    assert calls.native(torch.empty(8, dtype=torch.float8_e4m3fn)) == "float8_e4m3fn buffer"
     model, _ = sharded(FSDPPolicy(gradients="int4", weights="int4", min_bytes=1 << 20))
     exact, _ = sharded(None)
     for m in (model, exact):
