@@ -29,7 +29,7 @@ arena_mib = {arena}
 on = "*.all_reduce"
 compressor = "int8"
 """
-NOTHING = '[[rule]]\non = "pp.send"\ncompressor = "int8"\n'
+NOTHING = '[[rule]]\non = "cp.all_reduce"\ncompressor = "int8"\n'
 PATH_BAR, HOST_BAR_US = 1.05, 10.0
 
 

@@ -139,6 +139,15 @@ class Policy:
         """Nothing to do, so nothing is installed."""
         return not self.rules and self.log is None and not self.debug and not self.problem
 
+    @property
+    def ops(self) -> frozenset[str]:
+        """What any rule may take, or has to be looked at for the log or for debugging."""
+        if self.log or self.debug:
+            return frozenset(CALL_OPS)
+        return frozenset(
+            op for op in CALL_OPS if any(s.takes(s.role, op, s.direction) for r in self.rules for s in r.on)
+        )
+
     def rule_of(self, role: str, op: str) -> Rule | None:
         """The first rule for a role's op, whatever its sizes."""
         return next((r for r in self.rules if any(s.takes(role, op, "") for s in r.on)), None)

@@ -48,7 +48,7 @@ _MEGATRON_MESSAGES = {
 def install(patches: Patches, groups: Groups) -> None:
     """Wrap what is imported, and what will be."""
     own = _Claims(patches, groups)
-    for name in SCATTERING:
+    for name in SCATTERING if "reduce_scatter" in groups.policy.ops else ():
         patches.wrap(dist.ProcessGroup, name, own.premul)
     patches.wrap(dist.ProcessGroup, "_start_coalescing", own.coalescing(1))
     patches.wrap(dist.ProcessGroup, "_end_coalescing", own.coalescing(-1))

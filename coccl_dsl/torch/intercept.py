@@ -69,28 +69,29 @@ class Kernels:
     def __init__(self, groups: Groups):
         self.groups = groups
         self._library = torch.library.Library("c10d", "IMPL")
-        kernels: dict[str, Callable[..., Any]] = {
-            "allreduce_": self.allreduce,
-            "allreduce_coalesced_": self.allreduce_coalesced,
-            "_allgather_base_": self.allgather_base,
-            "allgather_into_tensor_coalesced_": self.allgather_coalesced,
-            "allgather_": self.allgather_lists,
-            "_reduce_scatter_base_": self.reduce_scatter_base,
-            "reduce_scatter_tensor_coalesced_": self.reduce_scatter_coalesced,
-            "reduce_scatter_": self.reduce_scatter_lists,
-            "alltoall_base_": self.alltoall_base,
-            "alltoall_": self.alltoall_lists,
-            "broadcast_": self.broadcast,
-            "reduce_": self.reduce,
-            "send": self.send,
-            "recv_": self.recv,
-            "recv_any_source_": self.recv_any_source,
+        # Kernels cost a call some 10 us, so there are none for ops that no rule names.
+        kernels: dict[str, dict[str, Callable[..., Any]]] = {
+            "all_reduce": {"allreduce_": self.allreduce, "allreduce_coalesced_": self.allreduce_coalesced},
+            "all_gather": {
+                "_allgather_base_": self.allgather_base,
+                "allgather_into_tensor_coalesced_": self.allgather_coalesced,
+                "allgather_": self.allgather_lists,
+            },
+            "reduce_scatter": {
+                "_reduce_scatter_base_": self.reduce_scatter_base,
+                "reduce_scatter_tensor_coalesced_": self.reduce_scatter_coalesced,
+                "reduce_scatter_": self.reduce_scatter_lists,
+            },
+            "all_to_all": {"alltoall_base_": self.alltoall_base, "alltoall_": self.alltoall_lists},
+            "broadcast": {"broadcast_": self.broadcast},
+            "reduce": {"reduce_": self.reduce},
+            "send": {"send": self.send, "recv_": self.recv, "recv_any_source_": self.recv_any_source},
         }
-        assert kernels.keys() == SCHEMAS.keys()
-        for name, kernel in kernels.items():
-            native = getattr(torch.ops.c10d, name).default
-            _leave_untraced(kernel)
-            self._library.impl(name, partial(kernel, native), "BackendSelect", with_keyset=True)
+        for op in groups.policy.ops:
+            for name, kernel in kernels[op].items():
+                native = getattr(torch.ops.c10d, name).default
+                _leave_untraced(kernel)
+                self._library.impl(name, partial(kernel, native), "BackendSelect", with_keyset=True)
 
     def remove(self) -> None:
         self._library._destroy()

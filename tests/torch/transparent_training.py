@@ -111,7 +111,7 @@ def ddp_buffers() -> None:
     right = trained(make)
     with policy(ALL.replace('["*", "*.broadcast"]', '"dp"'), least=32):
         got = trained(make)
-        assert ran("broadcast") == 0 and native("broadcast", "no rule")
+        assert ran("broadcast") == 0
     assert max(float((g - r).norm() / (r.norm() + 1)) for g, r in zip(got, right, strict=True)) < 0.02
 
 
