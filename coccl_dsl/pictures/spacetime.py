@@ -16,7 +16,7 @@ from ..wire.layout import bits_per_value
 from .colours import DASHES
 from .picture import Picture
 from .schedule import Schedule
-from .svg import LINE, SIZE, Canvas, text_width, wrap
+from .svg import LINE, SIZE, TITLE, Canvas, text_width, title_lines, wrap
 
 WIDTH = 940
 MOST_RANKS = 16  # beyond, one rank stands for all
@@ -238,10 +238,10 @@ class _Diagram:
         s = self.s
         canvas = self.canvas = Canvas(f"{s.headline}. {s.costs}")
         rows = self._systems()
-        width = max(min(self.width, 600), max(self.left + sum(c.width for c in row) for row in rows) + MARGIN)
+        width = max(min(self.width, 640), max(self.left + sum(c.width for c in row) for row in rows) + MARGIN)
         y = float(MARGIN + SIZE)
-        for line in wrap(s.headline.replace("   ", ", "), width - 2 * MARGIN, 13):
-            canvas.text(MARGIN, y, line, bold=True, size=13)
+        for line in title_lines(s.headline.replace("   ", ", "), width - 2 * MARGIN):
+            canvas.text(MARGIN, y, line, bold=True, size=TITLE)
             y += LINE + 2
         for line in wrap(s.costs, width - 2 * MARGIN):
             canvas.text(MARGIN, y, line, cls="cc-muted")

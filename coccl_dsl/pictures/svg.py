@@ -36,6 +36,15 @@ def wrap(text: str, width: float, size: float = SIZE) -> list[str]:
     return lines
 
 
+TITLE = 13
+BOLD = 1.14  # how much wider bold letters are
+
+
+def title_lines(text: str, width: float) -> list[str]:
+    """A bold title of TITLE pixels, in lines."""
+    return wrap(text, width, TITLE * BOLD)
+
+
 def number(v: float) -> str:
     return f"{v:.1f}".rstrip("0").rstrip(".")
 

@@ -23,7 +23,7 @@ from .colours import SERIES
 from .picture import Picture
 from .schedule import Schedule
 from .spacetime import MARGIN, WIDTH, formula
-from .svg import LINE, SIZE, Canvas, text_width, wrap
+from .svg import LINE, SIZE, TITLE, Canvas, text_width, title_lines, wrap
 
 STREAMS = ("compute", "send")
 
@@ -219,8 +219,8 @@ def _draw(t: Timeline, title: str, slices: int, model: str, width: float) -> str
     c = Canvas(f"{title}: {microseconds(t.seconds)}")
     left, right = MARGIN + text_width("compute") + 12, width - MARGIN - 24
     y = float(MARGIN + SIZE)
-    for line in wrap(title.replace("   ", ", "), width - 2 * MARGIN, 13):
-        c.text(MARGIN, y, line, bold=True, size=13)
+    for line in title_lines(title.replace("   ", ", "), width - 2 * MARGIN):
+        c.text(MARGIN, y, line, bold=True, size=TITLE)
         y += LINE + 2
     c.text(MARGIN, y, f"{microseconds(t.seconds)} a call, {slices} slice{'s' * (slices > 1)}", cls="cc-muted")
     y += 26

@@ -7,7 +7,7 @@ from ..wire.layout import bits_per_value, frame_runs
 from .colours import SERIES
 from .picture import Picture
 from .spacetime import MARGIN, bytes_text
-from .svg import LINE, SIZE, Canvas, text_width, wrap
+from .svg import LINE, SIZE, TITLE, Canvas, text_width, title_lines, wrap
 
 WIDTH = 720
 BAR = 22
@@ -49,8 +49,8 @@ def _draw(codec: Codec) -> str:
     plain = FRAME * TYPES[codec.dtype][0] // 8
     names = _named(codec)
     y = float(MARGIN + SIZE)
-    for line in wrap(codec.name, WIDTH - 2 * MARGIN, 13):
-        c.text(MARGIN, y, line, bold=True, size=13)
+    for line in title_lines(codec.name, WIDTH - 2 * MARGIN):
+        c.text(MARGIN, y, line, bold=True, size=TITLE)
         y += LINE + 2
     told = f"{bits_per_value(codec):g} bits a value, {codec.dtype} tensors, groups of {codec.group}"
     c.text(MARGIN, y, told + (f", in the Hadamard basis of {codec.basis}" if codec.basis else ""), cls="cc-muted")

@@ -14,7 +14,7 @@ import pytest
 from coccl_dsl.lang.files import library
 from coccl_dsl.pictures import schedule, space_time
 from coccl_dsl.pictures.spacetime import MOST_RANKS, WIDTH, bytes_text, ranges
-from coccl_dsl.pictures.svg import text_width
+from coccl_dsl.pictures.svg import BOLD, text_width
 from coccl_dsl.pipeline import load
 from coccl_dsl.plan.ops import Copy, Launch
 from tests.pictures.drawn import SVG, groups, world_for
@@ -55,7 +55,7 @@ def test_a_picture_keeps_its_width_and_the_size_of_its_text(name, n):
     for t in root.iter(f"{SVG}text"):
         size, x, y = float(t.get("font-size", 0)), float(t.get("x", 0)), float(t.get("y", 0))
         assert size >= 10
-        long = text_width(t.text or "", size)
+        long = text_width(t.text or "", size) * (BOLD if t.get("font-weight") else 1)
         left = x - long / 2 if t.get("text-anchor") == "middle" else x
         assert left >= 0 and left + long <= width + 1, t.text
         assert size <= y <= height, t.text
@@ -145,17 +145,18 @@ def test_estimated_widths_are_not_less_than_those_of_the_widest_font():
     from matplotlib import get_data_path
     from matplotlib.ft2font import FT2Font
 
-    font = FT2Font(str(Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf"))
-    font.set_size(100, 72)
+    fonts = [FT2Font(str(Path(get_data_path()) / f"fonts/ttf/DejaVuSans{bold}.ttf")) for bold in ("", "-Bold")]
     texts = {
         t.text or ""
         for name in ("ring_q4", "three_shot", "tree")
         for t in ET.fromstring(picture(name)).iter(f"{SVG}text")
     }
-    for text in texts:
-        font.set_text(text)
-        real = font.get_width_height()[0] / 64 / 100
-        assert text_width(text, 1.0) >= 0.99 * real, text
+    for font, wider in zip(fonts, (1, BOLD), strict=True):
+        font.set_size(100, 72)
+        for text in texts:
+            font.set_text(text)
+            real = font.get_width_height()[0] / 64 / 100
+            assert wider * text_width(text, 1.0) >= 0.99 * real, text
 
 
 def picture(name: str) -> str:
