@@ -128,12 +128,7 @@ class DDPState:
             return self._run(op, x, [x.device])
 
     def _run(self, op: Op, x: torch.Tensor, devices: list[torch.device] | None) -> torch.futures.Future[torch.Tensor]:
-        with torch.no_grad():
-            op(x, out=x)
-            if op.plan is not None and op.plan.stateful:
-                # A gradient that overflowed (and a step that a GradScaler leaves out) must not stay in the error for ever.
-                for error in op.states():
-                    error.nan_to_num_(0.0, 0.0, 0.0)
+        op(x, out=x)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)  # pyright: ignore
         future.set_result(x)
         return future

@@ -39,7 +39,7 @@ def gradients() -> None:
     """Raw wires: the very gradients; 8-bit wires: close to them, and not the same."""
     rank, n, name = dist.get_rank(), dist.get_world_size(), dist.group.WORLD.group_name
     xs = [x.reshape(4, 25) for x in inputs(n, 100, torch.float32, 1)]
-    splits, columns = [[1, 3], [3, 1]][rank], [[1, 3], [3, 1]][rank]
+    splits, columns = [[1, 3], [2, 2]][rank], [[1, 2], [3, 2]][rank]  # rows to each rank, and from each
     total = lambda v: sum(v)  # noqa: E731
     cases = {
         "all_reduce": (lambda x, q: OPS.all_reduce(x, name, "sum", q), lambda v: [total(v)] * n),
@@ -49,13 +49,13 @@ def gradients() -> None:
         "scatter avg": (lambda x, q: OPS.reduce_scatter_tensor(x, name, n, "avg", q), lambda v: list((total(v) / n).chunk(n))),
         "gather": (lambda x, q: OPS.all_gather_into_tensor(x, name, n, q), lambda v: [torch.cat(v)] * n),
         "even": (lambda x, q: OPS.all_to_all_single(x, name, compressor=q), lambda v: [torch.cat([x.chunk(n)[r] for x in v]) for r in range(n)]),
-        "uneven": (lambda x, q: OPS.all_to_all_single(x, name, columns, splits, compressor=q), lambda v: [torch.cat([v[0][:1], v[1][:3]]), torch.cat([v[0][1:], v[1][3:]])]),
+        "uneven": (lambda x, q: OPS.all_to_all_single(x, name, columns, splits, compressor=q), lambda v: [torch.cat([v[0][:1], v[1][:2]]), torch.cat([v[0][1:], v[1][2:]])]),
         "broadcast": (lambda x, q: OPS.broadcast(x, name, 1, q), lambda v: [v[1]] * n),
         "reduce": (lambda x, q: OPS.reduce(x, name, 1, "avg", q), lambda v: [torch.zeros_like(v[0]), total(v) / n]),
         "functions": (lambda x, q: coccl_dsl.all_gather(coccl_dsl.reduce_scatter(x, compressor=q), compressor=q), lambda v: [total(v)] * n),
         "uneven function": (
-            lambda x, q: coccl_dsl.all_to_all(x, q, input_splits=[25, 75] if rank == 0 else [75, 25], output_splits=[25, 75] if rank == 0 else [75, 25], capacity=75),
-            lambda v: [torch.cat([v[0][:1], v[1][:3]]).reshape(-1), torch.cat([v[0][1:], v[1][3:]]).reshape(-1)],
+            lambda x, q: coccl_dsl.all_to_all(x, q, input_splits=[25 * c for c in splits], output_splits=[25 * c for c in columns], capacity=75),
+            lambda v: [torch.cat([v[0][:1], v[1][:2]]).reshape(-1), torch.cat([v[0][1:], v[1][2:]]).reshape(-1)],
         ),
     }  # fmt: skip
     for label, (call, exact) in cases.items():
