@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ..runtime.errors import CollectiveError
 from ..runtime.op import Op
+from ..runtime.transports.torch_p2p import MAX_TAG
 from ..wire.codec import FRAME
 from ..wire.layout import bits_per_value, wire_bytes
 from . import debug, traffic
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from .intercept import Kernels
 
 # Parts that go beside the plan meet under a tag of their own.
-_TAG = (1 << 30) + 7
+_TAG = (MAX_TAG + 2) << 20
 
 
 def pair_capacity(arena_bytes: int, size: int, itemsize: int) -> int:

@@ -340,6 +340,16 @@ def messages() -> None:
         dist.send(xs[rank], following)
         work.wait()
         assert len(works.alive) == 0, "a send finishes those before it"
+        # A message of the user's that is under way, beside collectives of ours on the same group.
+        for tag in range(3):
+            work = dist.irecv(numbers, before, tag=tag)
+            assert work is not None
+            x = xs[rank].clone()
+            dist.all_reduce(x)
+            close(x, total(xs), "a collective beside a message")
+            dist.send(torch.full((4,), rank + tag), following, tag=tag)
+            work.wait()
+            same(numbers, torch.full((4,), before + tag), "a message beside collectives")
 
 
 @case("recv without a source", devices="cpu")

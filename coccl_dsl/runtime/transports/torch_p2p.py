@@ -47,7 +47,7 @@ class TorchTransport:
     """Over `group`; a peer is a rank of the group.
 
     ends  the group ranks of a plan for two of its ranks: only these take part, so their messages are not one of all ranks' batches
-    tag   tells ops of one pair apart that the two ranks may issue in different orders
+    tag   tells ops of one pair apart that the two ranks may issue in different orders; else it keeps clear of these, and of users' own messages
     """
 
     name = "torch"
@@ -59,7 +59,7 @@ class TorchTransport:
         device: torch.device,
         what: str,
         ends: tuple[int, int] | None = None,
-        tag: int = 0,
+        tag: int = MAX_TAG + 1,
     ):
         self.group, self.device, self.what, self.ends, self.tag = group, device, what, ends, tag
         self.backend = dist.get_backend(group)
