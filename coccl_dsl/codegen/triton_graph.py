@@ -434,7 +434,8 @@ class Printer:
         if node.scope == "array" and how == "nearest" and not flush:
             if kind not in _SHORT:
                 return f'lib.nearest({value}, "{kind}")'
-            self.unrounded[id(node)] = value, kind
+            product = ", True" if uncleaned(node) is not None else ""
+            self.unrounded[id(node)] = value, f'"{kind}"{product}'
             return f'lib.nearest({value}, "{kind}")'
         if how == "down":
             finite = end_of_clean(node.args[0]) is not None

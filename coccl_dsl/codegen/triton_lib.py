@@ -201,18 +201,17 @@ def reciprocal_of_power(v):
 
 
 @triton.jit
-def nearest_bits(v, TYPE: tl.constexpr):
-    """encode(round_to(v, TYPE, nearest)) for whole arrays of short floats: int8 of 8-bit types, int32 of e2m1."""
+def nearest_bits(v, TYPE: tl.constexpr, PRODUCT: tl.constexpr = False):
+    """encode(round_to(v, TYPE, nearest)) for whole arrays of short floats: int8 of 8-bit types, int32 of e2m1. PRODUCT: v is one, so that its
+    NaN has no sign."""
     if TYPE == "e2m1":
-        # From 1 on by bits, with units of the last place of 0.5, 1 and 2; below by a sum whose last place is 0.5. NaN becomes 6.
-        within = tl.maximum(tl.minimum(v, 6.0), -6.0)
-        if INTERPRET:
-            within = tl.where(v == v, within, 6.0)
-        bits = as_int(within)
-        size = bits & _MAGNITUDE
-        large = ((size + 0x1FFFFF + ((size >> 22) & 1)) >> 22) - 252
-        small = as_int(as_float(size) + 6291456.0) - 0x4AC00000
-        return tl.where(size < 0x3F800000, small, large) | ((bits >> 28) & 8)
+        # Codes step by 0.5 up to 2, by 1 up to 4, then by 2: the least of three roundings, each a sum whose last place is 1. NaN becomes 6.
+        size = tl.abs(v)
+        fine, middle = as_int(tl.fma(size, 2.0, _MAGIC)), as_int(size + (_MAGIC + 2.0))
+        coarse = as_int(tl.fma(size, 0.5, _MAGIC + 4.0))
+        code = tl.minimum(tl.minimum(fine, middle), tl.minimum(coarse, _MAGIC_BITS + 7))
+        sign = (as_int(v) >> 28) & 8
+        return (code & 7) | (sign if PRODUCT else tl.where(v == v, sign, 0))
     elif INTERPRET or not cuda_capability_geq(8, 9):
         return encode(round_to(v, TYPE, False, False), TYPE).to(tl.int8)
     else:

@@ -438,7 +438,7 @@ class _Kernel:
         code = printer.fresh(f"{f.name}_bits")
         if f.per == "array" and id(node) in printer.unrounded:
             source, kind = printer.unrounded[id(node)]
-            self.o.add(f'{code} = lib.nearest_bits({source}, "{kind}")')
+            self.o.add(f"{code} = lib.nearest_bits({source}, {kind})")
             return code
         if not f.integer and f.type == "f16" and f.per == "array":
             self.o.add(f'{code} = lib.to_bits16({value}, "f16")')

@@ -43,7 +43,7 @@ class Meeting:
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta, what: str):
         self.rank, self.world, self.timeout, self.what = dist.get_rank(group), dist.get_world_size(group), timeout, what
-        number = _sequence.get(group, 0)
+        self.number = number = _sequence.get(group, 0)
         _sequence[group] = number + 1
         base = store_of_thread()
         self.store = dist.distributed_c10d.PrefixStore(f"coccl_dsl/{group.group_name}/{number}", base)

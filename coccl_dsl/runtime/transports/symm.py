@@ -111,14 +111,18 @@ class Mapped:
 
     def _rendezvous(self, meeting: Meeting) -> Any:
         import torch.distributed._symmetric_memory as symm
-        from torch._C._distributed_c10d import _SymmetricMemory
+        from torch._C._distributed_c10d import _register_process_group, _SymmetricMemory
 
         if len(self.near) == self.world:
             return symm.rendezvous(self.block, self.group)
-        # Ranks of one host are no process group, and bind makes none: torch asks for a name, a rank, a size and a store only.
-        name = f"{self.group.group_name}/coccl_dsl/{self.near}"
+        # torch wants a registered group. Ranks of one host are none, and bind makes no communicator: this one has a store and nothing else.
+        name: Any = f"{self.group.group_name}/coccl_dsl/{meeting.number}/{self.near[0]}"
         store = dist.distributed_c10d.PrefixStore(f"symm/{self.near[0]}", meeting.store)
-        _SymmetricMemory.set_group_info(name, self.near.index(self.rank), len(self.near), store)
+        rank, size = self.near.index(self.rank), len(self.near)
+        self.local = dist.ProcessGroup(store, rank, size)
+        self.local._set_group_name(name)
+        _register_process_group(name, self.local)
+        _SymmetricMemory.set_group_info(name, rank, size, store)
         return _SymmetricMemory.rendezvous(self.block, name)
 
     @property
