@@ -5,6 +5,7 @@ library         torch.ops.coccl: functional and in-place operators, for autograd
 ddp             a communication hook for DistributedDataParallel
 fsdp2           collectives for fully_shard
 checkpointing   stochastic rounding in regions that run twice
+transparent     a policy for a training script that stays as it is: coccl_dsl.enable, COCCL_POLICY
 traffic         what happened: report()
 
 `coccl_dsl.all_reduce` and its like give new tensors; those of this package write into the tensors they are given, as torch.distributed's do.

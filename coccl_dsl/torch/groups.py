@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ..policy import Call, Policy, Rule
-from ..runtime.dispatch import capacity_for
+from ..runtime.dispatch import capacity_for, destroyed
 from ..runtime.dtypes import NAMES
 from ..runtime.errors import BindError, CollectiveError
 from ..runtime.session import Session, open_session
@@ -97,6 +97,8 @@ class Groups:
         where policies or versions differ."""
         if not isinstance(pg, dist.ProcessGroup) or dist.get_rank(pg) < 0:
             return
+        for gone in [g for g in self.states if destroyed(g)]:  # aborted, say
+            self.close(gone)
         state = self.states.get(pg)
         if state is not None and (state.sessions or pg.size() == 1 or not self._wanted(pg)):
             return

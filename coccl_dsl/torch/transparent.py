@@ -41,7 +41,7 @@ class _Path:
         self.kernels = Kernels(self.groups)
         c10d = dist.distributed_c10d
         everywhere = (c10d, dist)
-        for name in ("init_process_group", "new_group", "split_group"):
+        for name in ("init_process_group", "new_group", "split_group", "shrink_group"):
             self.patches.wrap(everywhere, name, self._opening)
         self.patches.wrap(everywhere, "destroy_process_group", self._closing)
         self.patches.wrap(everywhere, "batch_isend_irecv", self._batching)
