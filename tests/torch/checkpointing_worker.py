@@ -130,24 +130,23 @@ def backward_twice() -> None:
 
 
 def compiled() -> None:
-    """Rounding to nearest; stochastic rounding, where the result is kept."""
+    """A compiled region repeats its wires where it keeps the collective's result."""
     layer = Layer()
     kept = partial(module.create_selective_checkpoint_contexts, [torch.ops.coccl.all_reduce.default])
-    for compressor, options in (("int8", {}), (QUANTISED, {"context_fn": kept})):
 
-        def region(v, compressor=compressor):
-            return coccl_dsl.all_reduce(v * layer.w, compressor=compressor).square()
+    def region(v):
+        return coccl_dsl.all_reduce(v * layer.w, compressor=QUANTISED).square()
 
-        def step(x, region=region, options=options):
-            return module.checkpoint(region, x, use_reentrant=False, **options)
+    def step(x):
+        return module.checkpoint(region, x, use_reentrant=False, context_fn=kept)
 
-        found = []
-        for f in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
-            rewind()
-            x = torch.ones(300, requires_grad=True)
-            f(x).sum().backward()
-            found.append(x.grad)
-        assert torch.allclose(*found, rtol=1e-5), compressor
+    found = []
+    for f in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+        rewind()
+        x = torch.ones(300, requires_grad=True)
+        f(x).sum().backward()
+        found.append(x.grad)
+    assert torch.allclose(*found, rtol=1e-5)
 
 
 def wrong_use() -> None:
