@@ -211,7 +211,7 @@ class DDPState:
                     raise ValueError(
                         f"the state that was loaded has {owed.numel()} elements where the model has {size}: it is another model's; call state.reset()"
                     )
-                x[at : at + size] += owed * ranks  # the op averages
+                x[at : at + size] += owed.to(x.device) * ranks  # the op averages
             at += size
 
     def reset(self) -> None:
