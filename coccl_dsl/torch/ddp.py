@@ -135,13 +135,13 @@ class DDPState:
 
     def _op(self, bucket: GradBucket, x: torch.Tensor) -> Op:
         pg = member(self.group)
+        names, sizes = self._layout(bucket)
         if self.steps < self.after_step:
             return bound_op("all_reduce", x, pg, Asked("avg", "raw", self.algorithm, self.mesh))
         if self._own is None:
             self._own = self._draws_or_keeps(x, pg)
         if not self._own:
             return bound_op("all_reduce", x, pg, self._asked)
-        names, sizes = self._layout(bucket)
         held = self._buckets.get(bucket.index())
         if held is not None and held.names == names and held.op.dtype == x.dtype and held.op.device == x.device:
             return held.op
@@ -201,7 +201,8 @@ class DDPState:
         if self._restore(made):
             return
         for kept in [k for k in self._kept if set(k.names) & set(made.names)]:
-            self._owed |= _debts(kept, x.device)
+            for name, debt in _debts(kept, x.device).items():
+                self._owed[name] = debt + self._owed[name].to(x.device) if name in self._owed else debt
             self._kept.remove(kept)
         ranks, at = made.op.world.count, 0
         for name, size in zip(made.names, made.sizes, strict=True):
@@ -218,6 +219,7 @@ class DDPState:
         """Forget all errors. Call it on all ranks."""
         self._kept.clear()
         self._owed.clear()
+        self._unloaded = None
         for bucket in self._buckets.values():
             bucket.op.reset()
 
