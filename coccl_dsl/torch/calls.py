@@ -10,7 +10,6 @@ import json
 import os
 import threading
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,19 +17,19 @@ import torch
 import torch.distributed as dist
 
 from ..diagnostics import CompileError
-from ..pipeline import Collective, load
-from ..plan.model import CPU, GPU
+from ..pipeline import Collective
 from ..plan.show import sent_bytes
+from ..policy.read import rebound
 from ..runtime.agreement import Meeting
 from ..runtime.dispatch import binding_lock, capacity_for, capturing, forget_destroyed, refuse_states
 from ..runtime.dtypes import dtype_name
 from ..runtime.errors import BindError, CollectiveError
 from ..runtime.op import Op
 from ..runtime.transports.torch_p2p import group_timeout
-from ..wire.codec import DTYPES, TYPES, Codec
-from ..wire.layout import bits_per_value
+from ..wire.codec import DTYPES, Codec
 from . import debug, traffic
-from .choose import CANDIDATES, Choice, choose, node_runs
+from .choose import CANDIDATES, Choice, node_runs
+from .selection import loaded, quickest
 
 Compressors = str | dict[str, str]
 ReduceOp = str | dist.ReduceOp | dist.ReduceOp.RedOpType
@@ -47,7 +46,6 @@ class _Group:
 _lock = threading.RLock()
 _groups: dict[dist.ProcessGroup, _Group] = {}
 _sizes: WeakKeyDictionary[Op, dict[int, tuple[int, int]]] = WeakKeyDictionary()
-_load = lru_cache(maxsize=None)(load)
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def unpacked(text: str) -> Any:
 
 def check(kind: str, compressor: Compressors, algorithm: str) -> None:
     """Raises BindError or CompileError for an algorithm of another kind, and for compressors that there are not or that take no dtype."""
-    collective = _load(CANDIDATES[kind][0].name if algorithm == "auto" else algorithm)
+    collective = loaded(CANDIDATES[kind][0].name if algorithm == "auto" else algorithm)
     if collective.kind != kind:
         raise BindError(f"algorithm={algorithm!r} is {collective.kind}, not {kind}")
     # Which text `auto` takes is not known yet, nor the names of its compressors.
@@ -179,7 +177,7 @@ def _known(pg: dist.ProcessGroup) -> _Group:
 def binding(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> tuple[Collective, dict[str, Any]]:
     """The collective of this kind of call and the options to bind it with. Collective where hosts have to be found."""
     algorithm, _, capacity = pick(kind, x, pg, asked)
-    collective = _load(algorithm)
+    collective = loaded(algorithm)
     if collective.kind != kind:
         raise BindError(f"algorithm={algorithm!r} is {collective.kind}, not {kind}")
     options: dict[str, Any] = {
@@ -236,8 +234,7 @@ def _rebound(collective: Collective, compressor: Compressors, dtype: str) -> dic
                 f"`{collective.name}` has no compressor {', '.join(sorted(unknown))}; it has {', '.join(sorted(shipped))}"
             )
         return dict(compressor)
-    levels = [n for n, c in shipped.items() if not c.cast]
-    return dict.fromkeys(levels if levels and compressor != "raw" else shipped, compressor)
+    return rebound(collective, compressor, dtype)
 
 
 def pick(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> tuple[str, Choice | None, int]:
@@ -247,24 +244,13 @@ def pick(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> tup
         return (asked.algorithm if asked.algorithm != "auto" else CANDIDATES[kind][0].name), None, capacity
     if asked.pair is not None:  # uneven parts go straight to their ranks
         return "all_to_all_direct", None, capacity
-    nodes, local = _nodes(pg, x.device, asked.mesh)
-    dtype = dtype_name(x.dtype)
-    ratio = max(
-        bits_per_value(codec) / TYPES[dtype][0]
-        for codec in _load(CANDIDATES[kind][0].name)
-        .program(dtype, _flat_compressors(kind, asked.compressor, dtype))
-        .codecs.values()
-    )
-    plain = capacity * x.element_size() * (pg.size() if kind == "all_gather" else 1)
-    links = GPU if x.device.type == "cuda" else CPU
-    choice = choose(kind, nodes, local, plain, ratio, links, asked.compressor == "raw")
+    # The compressor that counts: the one that is given, or the last named that compresses (between nodes).
+    given = asked.compressor
+    named = [] if isinstance(given, str) else [given[k] for k in sorted(given) if given[k] != "raw"]
+    text = given if isinstance(given, str) else (named or ["raw"])[-1]
+    nodes = _nodes(pg, x.device, asked.mesh)
+    choice = quickest(kind, dtype_name(x.dtype), capacity, pg.size(), nodes, x.device, text)
     return choice.name, choice, capacity
-
-
-def _flat_compressors(kind: str, compressor: Compressors, dtype: str) -> dict[str, str]:
-    """The compressor that counts, on the first candidate's text: the one that is given, or the last named (between nodes)."""
-    text = compressor if isinstance(compressor, str) else compressor[max(compressor)]
-    return dict.fromkeys(_load(CANDIDATES[kind][0].name).program(dtype).codecs, text)
 
 
 def _mesh(collective: Collective, pg: dist.ProcessGroup, x: torch.Tensor, asked: Asked) -> dict[str, int]:

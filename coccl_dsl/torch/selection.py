@@ -17,7 +17,7 @@ from ..runtime.dtypes import dtype_name
 from ..runtime.op import Op
 from ..wire.codec import TYPES
 from ..wire.layout import bits_per_value
-from .choose import CANDIDATES, choose
+from .choose import CANDIDATES, Choice, choose
 
 # Counts whose bytes are remembered, where every call has another.
 MAX_SIZES = 4096
@@ -72,7 +72,10 @@ def select(
     name = dtype_name(dtype)
     algorithm = rule.algorithm
     if algorithm == "auto":
-        algorithm = _quickest(rule, kind, name, count, size, nodes, device)
+        assert isinstance(rule.compressor, str)
+        # Parts of an all_to_all may differ in size, so they go straight to their ranks.
+        quick = None if kind == "all_to_all" else quickest(kind, name, count, size, nodes, device, rule.compressor)
+        algorithm = quick.name if quick is not None else "all_to_all_direct"
     collective = loaded(algorithm)
     if isinstance(rule.compressor, str):
         compressors = rebound(collective, rule.compressor, name)
@@ -82,15 +85,13 @@ def select(
     return Selected(collective, compressors, mesh)
 
 
-def _quickest(
-    rule: Rule, kind: str, dtype: str, count: int, size: int, nodes: tuple[int, int], device: torch.device
-) -> str:
-    assert isinstance(rule.compressor, str)
-    if kind == "all_to_all":  # parts may differ in size, so they go straight to their ranks
-        return "all_to_all_direct"
+def quickest(
+    kind: str, dtype: str, count: int, size: int, nodes: tuple[int, int], device: torch.device, compressor: str
+) -> Choice:
+    """The shipped algorithm for an input of `count` elements, and why. All of it from what all ranks know."""
     first = loaded(CANDIDATES[kind][0].name)
-    codecs = first.program(dtype, dict.fromkeys(first.program(dtype).codecs, rule.compressor)).codecs.values()
+    codecs = first.program(dtype, dict.fromkeys(first.program(dtype).codecs, compressor)).codecs.values()
     ratio = max(bits_per_value(c) for c in codecs) / TYPES[dtype][0]
     plain = count * TYPES[dtype][0] / 8 * (size if kind == "all_gather" else 1)
     links = GPU if device.type == "cuda" else CPU
-    return choose(kind, *nodes, plain, ratio, links, rule.compressor == "raw").name
+    return choose(kind, *nodes, plain, ratio, links, compressor == "raw")
