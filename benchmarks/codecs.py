@@ -90,10 +90,11 @@ def main() -> int:
             )
     print(f"{len(rows)} rows, {wrong} with wrong bits, {below} below their bar; {time.perf_counter() - began:.0f} s")
     if o.json:
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        text = json.dumps(
-            {"device": name, "mib": o.mib, "copy_gb_s": rate * 1e-3, "rows": [r.json() for r in rows]}, indent=1
-        )
+        from coccl_dsl.cli.bench import provenance
+
+        head = provenance(f"python benchmarks/codecs.py {' '.join(sys.argv[1:])}")
+        made = {**head, "mib": o.mib, "copy_gb_s": rate * 1e-3, "rows": [r.json() for r in rows]}
+        text = json.dumps(made, indent=1)
         o.json.parent.mkdir(parents=True, exist_ok=True)
         o.json.write_text(text + "\n", encoding="utf-8")
     return 1 if wrong else 0

@@ -215,30 +215,37 @@ def line(r: Any) -> str:
     )
 
 
-def document(
-    rows: list[Any], options: argparse.Namespace, arguments: list[str], link: float, p2p: float
-) -> dict[str, Any]:
+def provenance(command: str) -> dict[str, Any]:
+    """What every result file begins with: command, commit (COCCL_COMMIT where the code is no checkout), date, machine and versions."""
     import torch
     import triton
 
     from ..runtime.transports.nccl import nccl_version
 
-    commit = os.environ.get("COCCL_COMMIT") or _git("rev-parse", "HEAD")
+    gpus = torch.cuda.device_count()
     return {
-        "command": "coccl-bench " + " ".join(arguments),
-        "commit": commit,
+        "command": command,
+        "commit": os.environ.get("COCCL_COMMIT") or _git("rev-parse", "HEAD"),
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
         "machine": {
-            "gpu": torch.cuda.get_device_name(0),
-            "gpus": torch.cuda.device_count(),
+            "gpu": torch.cuda.get_device_name(0) if gpus else "none",
+            "gpus": gpus,
             "host": platform.processor() or platform.machine(),
         },
         "versions": {
             "torch": torch.__version__,
             "triton": triton.__version__,
-            "nccl": ".".join(map(str, nccl_version())),
+            "nccl": ".".join(map(str, nccl_version())) if gpus else "none",
             "python": platform.python_version(),
         },
+    }
+
+
+def document(
+    rows: list[Any], options: argparse.Namespace, arguments: list[str], link: float, p2p: float
+) -> dict[str, Any]:
+    return {
+        **provenance("coccl-bench " + " ".join(arguments)),
         "tier": options.tier,
         "link_gb_s": link,
         "nccl_p2p_gb_s": p2p,

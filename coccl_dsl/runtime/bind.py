@@ -236,7 +236,7 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
     meeting.agree(_fingerprint(collective, s, world, dtype, text))
     if trace is None:
         return Op(collective, world, rank, None, None, None, s, like.device, like.dtype)
-    chosen = choose_transport(s.transport, like.device, meeting, bool(collective.axes))
+    chosen = choose_transport(s.transport, like.device, meeting)
     problem, op = "", None
     try:
         wiring = _wiring(pg, like.device, chosen, meeting)
@@ -259,8 +259,8 @@ class Chosen:
     hosts: tuple[str, ...] = ()
 
 
-def choose_transport(asked: str, device: torch.device, meeting: Meeting, mesh: bool = False) -> Chosen:
-    """`auto` is symm where all ranks can map each other's memory; over several hosts, for collectives of a mesh, symm+torch; else torch.
+def choose_transport(asked: str, device: torch.device, meeting: Meeting) -> Chosen:
+    """`auto` is symm where all ranks can map each other's memory, else torch; symm+torch is for those who ask for it.
 
     Raises BindError on all ranks when what was asked for cannot be had.
     """
@@ -277,7 +277,7 @@ def choose_transport(asked: str, device: torch.device, meeting: Meeting, mesh: b
     problem = next((f"rank {r}: {t[2]}" for r, t in enumerate(told) if t[2]), "")
     if not problem and asked == "symm" and len(set(hosts)) > 1:
         problem = f"the ranks are on {len(set(hosts))} hosts"
-    if not problem and min(hosts.count(h) for h in hosts) == 1:
+    if not problem and asked == "symm+torch" and min(hosts.count(h) for h in hosts) == 1:
         problem = "a rank is alone on its host"
     places = [(t[0], t[1]) for t in told]
     if (
@@ -292,7 +292,7 @@ def choose_transport(asked: str, device: torch.device, meeting: Meeting, mesh: b
         problem = next((f"rank {r}: {t}" for r, t in enumerate(reasons) if t), "")
     if not problem and len(set(hosts)) == 1:
         return Chosen("symm", "", hosts)
-    if not problem and (asked == "symm+torch" or mesh):
+    if not problem and asked == "symm+torch":
         return Chosen("symm+torch", "", hosts)
     problem = problem or f"the ranks are on {len(set(hosts))} hosts"
     if asked != "auto":

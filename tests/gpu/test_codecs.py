@@ -17,7 +17,7 @@ from tests.compressors.library import EVERY, Shipped
 from tests.lang.compressor_texts import codec as compiled
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-PROCESSES = min(8, os.cpu_count() or 1)
+PROCESSES = min(14, os.cpu_count() or 1)
 STATELESS = [q for q in EVERY if not compiled(q.text).stateful]
 
 

@@ -168,7 +168,10 @@ def mixed() -> None:
         counts = counts_for(c.kind, n)
         for depth in (1, 2):
             op = c.bind(
-                like=torch.empty(max(counts), dtype=torch.bfloat16, device=device), mesh=mesh_for(c, n), depth=depth
+                like=torch.empty(max(counts), dtype=torch.bfloat16, device=device),
+                mesh=mesh_for(c, n),
+                depth=depth,
+                transport="symm+torch",
             )
             assert "symm (mapped memory of 2 ranks" in op.explain() and "other peers over torch" in op.explain()
             for i, count in enumerate(counts):
