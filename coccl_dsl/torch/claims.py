@@ -35,8 +35,7 @@ SCATTERING = (
 )
 
 
-# Of FSDP2's groups of parameters, which are made in one order in every run: their states are saved under these.
-_numbers = count(1)
+_lives = count()  # of policies in force
 _MEGATRON_MESSAGES = {
     "tensor_send_next": "forward",
     "tensor_recv_prev": "forward",
@@ -68,6 +67,9 @@ def install(patches: Patches, groups: Groups) -> None:
 class _Claims:
     def __init__(self, patches: Patches, groups: Groups):
         self.patches, self.groups = patches, groups
+        # Of FSDP2's groups of parameters, which are made in one order in every run: their states are saved under these. They begin anew with
+        # each `enable`, so that a run that goes on in this process finds them, too.
+        self.life, self.numbers = next(_lives), count(1)
 
     def premul(self, native):
         """Operators see that an op is PREMUL_SUM, and not its factor."""
@@ -148,6 +150,7 @@ class _Claims:
                         inner, rule.algorithm, model.process_group, error_feedback=True, after_step=rule.after_step
                     )
                     model.register_comm_hook(model.coccl_dsl_state, ddp_hook)
+                    self.groups.hooked(model.coccl_dsl_state)
                 return native(model, *args, **kwargs)
 
             return call
@@ -164,9 +167,9 @@ class _Claims:
 
         def within(native):
             def call(own: Any, *args: Any, **kwargs: Any) -> Any:
-                if not hasattr(own, "coccl_dsl_number"):  # made before enable
+                if getattr(own, "coccl_dsl_number", (-1, 0))[0] != self.life:  # made before enable
                     self._own_groups(own)
-                with roles.running("fsdp", own.coccl_dsl_number):
+                with roles.running("fsdp", own.coccl_dsl_number[1]):
                     return native(own, *args, **kwargs)
 
             return call
@@ -177,7 +180,7 @@ class _Claims:
 
     def _own_groups(self, own: Any) -> None:
         """own: an FSDPParamGroup."""
-        own.coccl_dsl_number = next(_numbers)
+        own.coccl_dsl_number = (self.life, next(self.numbers))
         info = own.mesh_info
         shard, replicate = (getattr(info, f"{w}_process_group", None) for w in ("shard", "replicate"))
         if shard is not None:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from ..runtime.session import Session, open_session
 from ..runtime.transports.torch_p2p import group_timeout
 from . import debug, roles, traffic, works
 from .choose import node_runs
+from .ddp import DDPState
 from .selection import Bound, select
 
 log = logging.getLogger("coccl_dsl")
@@ -87,6 +89,9 @@ class Groups:
         self.states: dict[dist.ProcessGroup, GroupState] = {}
         self._counts: dict[str, int] = {}
         self._op_states: dict[str, Any] = {}
+        self._hooks: WeakValueDictionary[int, DDPState] = WeakValueDictionary()
+        self._hook_count = 0
+        self._hook_states: dict[int, dict[str, bytes]] = {}
         self._logged: list[str] = []
         self._lock = threading.RLock()
 
@@ -189,11 +194,16 @@ class Groups:
             for key, bound in state.ops.items():
                 if bound.carries:
                     ops[name_of(state, key)] = bound.op.state_dict()
-        return {"steps": self.steps, "counts": counts, "ops": ops}
+        hooks = self._hook_states | {number: hook.state_dict() for number, hook in self._hooks.items()}
+        return {"steps": self.steps, "counts": counts, "ops": ops, "hooks": hooks}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """What is not there yet is loaded when its first call comes."""
         self.steps, self._counts, self._op_states = saved["steps"], dict(saved["counts"]), dict(saved["ops"])
+        self._hook_states = dict(saved["hooks"])
+        for number, hook in self._hooks.items():
+            if number in self._hook_states:
+                hook.load_state_dict(self._hook_states.pop(number))
         for state in self.states.values():
             for key, kind in state.kinds.items():
                 kind.calls = self._counts.pop(name_of(state, key), 0)
@@ -202,8 +212,17 @@ class Groups:
                 if kept is not None:
                     bound.op.load_state_dict(kept)
 
+    def hooked(self, hook: DDPState) -> None:
+        """A DDP got our hook. Hooks are known by their order, the same in every run."""
+        number, self._hook_count = self._hook_count, self._hook_count + 1
+        self._hooks[number] = hook
+        if number in self._hook_states:
+            hook.load_state_dict(self._hook_states.pop(number))
+
     def reset(self, what: str | None = None) -> None:
         """Forget states of compressors; what: of one role's op, `fsdp.all_gather`."""
+        for hook in self._hooks.values() if what in (None, "dp.all_reduce") else ():
+            hook.reset()
         for state in self.states.values():
             for bound in state.ops.values():
                 if what in (None, bound.name):

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from transparent_cases import ALL, COUNT, DEVICE, case, close, everyones, mine, native, policy, ran, same, total
 
-from coccl_dsl.torch import traffic, works
+from coccl_dsl.torch import TransparentState, traffic, works
 
 
 def mlp(width: int = 16) -> nn.Sequential:
@@ -155,6 +155,33 @@ def stateful() -> None:
                 held = [m for m in traffic.report().memory if m.what.startswith("states")]
                 assert held and held[0].bytes > 0
         assert max(float((g - r).norm() / r.norm()) for g, r in zip(got, right, strict=True)) < 0.1
+
+    def gradients(model: nn.Module) -> list[torch.Tensor]:
+        model(batch(7)).square().mean().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    for make in (replicated, sharded):
+        with policy(text):
+            model = make()
+            steps(model)
+            weights = {k: v.clone() for k, v in model.state_dict().items()}
+            kept = TransparentState().state_dict()
+            went_on = gradients(model)
+        for loads in (True, False):
+            with policy(text):  # numbers of FSDP2's groups and DDP's hooks begin anew
+                model = make()
+                gradients(model)  # DDP's buckets are then final
+                model.zero_grad()
+                model.load_state_dict(weights)
+                if loads:
+                    TransparentState().load_state_dict(kept)
+                again = gradients(model)
+            alike_bits = all(torch.equal(_local(a), _local(b)) for a, b in zip(went_on, again, strict=True))
+            assert alike_bits == loads, f"{make.__name__}: states loaded: {loads}, same bits: {alike_bits}"
+
+
+def _local(t: torch.Tensor) -> torch.Tensor:
+    return t.to_local() if hasattr(t, "to_local") else t  # pyright: ignore
 
 
 @case("FSDP1")
