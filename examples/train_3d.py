@@ -132,7 +132,10 @@ def validate(o: Options, world: int) -> None:
         (o.data == "ddp" and tp > 1, "--data ddp has no tensor parallelism: say --data fsdp"),
         (heads % tp != 0, f"{o.model} has {heads} heads of keys, which {tp} tensor-parallel ranks cannot share"),
         (config.num_hidden_layers < pp, f"{o.model} has {config.num_hidden_layers} layers for {pp} pipeline stages"),
-        (o.batch % (dp * microbatches(o)) != 0, f"--batch {o.batch} is not a multiple of {dp} x {microbatches(o)} microbatches"),
+        (
+            o.batch % (dp * microbatches(o)) != 0,
+            f"--batch {o.batch} is not a multiple of {dp} x {microbatches(o)} microbatches",
+        ),
         (o.length > config.max_position_embeddings, f"{o.model} takes {config.max_position_embeddings} tokens at most"),
         (o.no_communication and o.checkpoint is not None, "--no-communication trains nothing worth a --checkpoint"),
         (o.steps < 1, "--steps is at least 1"),
@@ -168,9 +171,7 @@ class Run:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         micro = (o.batch // dp // microbatches(o), o.length)
         autocast = o.data == "ddp" and o.dtype != "f32"
-        self.steps = Steps(
-            self.model, config, self.mesh, device, microbatches(o), micro, DTYPES[o.dtype], autocast
-        )
+        self.steps = Steps(self.model, config, self.mesh, device, microbatches(o), micro, DTYPES[o.dtype], autocast)
         groups = [
             {"params": [p for p in one if (p.ndim > 1) == matrix], "weight_decay": o.decay if matrix else 0.0}
             for one in by_mesh(self.parameters)
@@ -304,7 +305,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as e:
         print(f"train_3d.py: {e}", file=sys.stderr)
         return 2
-    for name, alone in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+    for name, alone in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }.items():
         os.environ.setdefault(name, alone)
     device = start(o)
     Run(o, device).train()

@@ -107,13 +107,27 @@ class Stage(nn.Module):
         return [*ends, *((f"blocks.{n}", b) for n, b in self.blocks.items())]
 
 
+class Bias(nn.Module):
+    """x + bias."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(width, device="meta"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.bias
+
+
 def _linear(block: nn.Module) -> None:
-    """GPT-2's Conv1D is a Linear whose weight is transposed; tensor parallelism knows Linear."""
+    """GPT-2's Conv1D is a Linear whose weight is transposed; tensor parallelism knows Linear. The bias after a product that it splits by rows
+    is a module of its own: see `whole`."""
     for module in list(block.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, Conv1D):
                 width_in, width_out = child.weight.shape
-                setattr(module, name, nn.Linear(width_in, width_out, device="meta"))
+                ends = name == "c_proj"
+                made: nn.Module = nn.Linear(width_in, width_out, bias=not ends, device="meta")
+                setattr(module, name, nn.Sequential(made, Bias(width_out)) if ends else made)
 
 
 def materialize(module: nn.Module, name: str, config: PretrainedConfig, tp: int, device: torch.device, seed: int):
@@ -121,7 +135,7 @@ def materialize(module: nn.Module, name: str, config: PretrainedConfig, tp: int,
     0.02, and by the root of twice the layers smaller where a branch ends."""
     module.to_empty(device=device)
     small = 0.02 / math.sqrt(2 * config.num_hidden_layers)
-    ends = ("c_proj", "o_proj", "down_proj")
+    ends = {"c_proj", "o_proj", "down_proj"}
     with torch.no_grad():
         for key, p in module.named_parameters():
             *owner, kind = key.split(".")
@@ -129,23 +143,35 @@ def materialize(module: nn.Module, name: str, config: PretrainedConfig, tp: int,
                 p.fill_(0.0 if kind == "bias" else 1.0)
                 continue
             g = torch.Generator(device).manual_seed(seed + zlib.crc32(f"{name}.{key}".encode()))
-            p.normal_(0.0, small if owner and owner[-1] in ends else 0.02, generator=g)
+            p.normal_(0.0, small if ends & set(owner) else 0.02, generator=g)
             if owner and owner[-1] == "c_attn":  # its rows are Q, K, V: each rank is to have its heads of all three
                 p.copy_(p.view(3, tp, -1, p.shape[1]).transpose(0, 1).reshape(p.shape).clone())
 
 
+def whole(block: nn.Module) -> list[nn.Module]:
+    """Modules of a block whose parameters all ranks of tensor parallelism hold alike, in the order in which they run.
+
+    FSDP2 sends a group of parameters as one buffer, and a compressor's groups and blocks run over its whole length. Were these in one buffer with
+    parts of which each rank has its own, their errors would differ from rank to rank, and what should be replicas would drift apart.
+    """
+    if hasattr(block, "attn"):
+        return [block.ln_1, block.attn.c_proj[1], block.ln_2, block.mlp.c_proj[1]]  # pyright: ignore
+    return [block.input_layernorm, block.post_attention_layernorm]  # pyright: ignore
+
+
 def split(block: nn.Module, mesh: DeviceMesh) -> None:
     """Tensor parallelism of one block over a one-dimensional mesh: one all-reduce for attention and one for the MLP, each way."""
-    column, row, whole = ColwiseParallel, RowwiseParallel, Replicate()
+    column, row, alike = ColwiseParallel, RowwiseParallel, Replicate()
     if hasattr(block, "attn"):
-        plan: dict[str, Any] = {"attn.c_attn": column(), "attn.c_proj": row(), "mlp.c_fc": column(), "mlp.c_proj": row()}
+        plan: dict[str, Any] = {"attn.c_attn": column(), "mlp.c_fc": column()}
+        plan |= {"attn.c_proj.0": row(), "mlp.c_proj.0": row()}
         block.attn.split_size //= mesh.size()  # pyright: ignore
     else:
         # Q, K and V take one input, whose gradients are added before they are reduced.
-        inputs: Any = {"hidden_states": whole}
+        inputs: Any = {"hidden_states": alike}
         plan = {
             "self_attn": PrepareModuleInput(input_kwarg_layouts=inputs, desired_input_kwarg_layouts=inputs),
-            "mlp": PrepareModuleInput(input_layouts=(whole,), desired_input_layouts=(whole,)),
+            "mlp": PrepareModuleInput(input_layouts=(alike,), desired_input_layouts=(alike,)),
         }
         plan |= {f"self_attn.{n}_proj": column() for n in "qkv"} | {"self_attn.o_proj": row()}
         plan |= {f"mlp.{n}_proj": column() for n in ("gate", "up")} | {"mlp.down_proj": row()}

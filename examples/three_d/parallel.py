@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PretrainedConfig
 
-from .models import Stage, materialize, split
+from .models import Stage, materialize, split, whole
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -49,6 +49,8 @@ def build(
             if tp.size() > 1:
                 split(part, tp)
             if data == "fsdp":
+                if tp.size() > 1:
+                    fully_shard(whole(part), mesh=dp, mp_policy=mixed, reshard_after_forward=not keep)
                 fully_shard(part, mesh=dp, mp_policy=mixed, reshard_after_forward=not keep)
     if stage.rotary is not None:
         stage.rotary.to(device)
@@ -141,7 +143,10 @@ def by_mesh(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 def is_split(p: torch.Tensor) -> bool:
     """Whether tensor parallelism has split it: its ranks then hold different parts."""
-    return isinstance(p, DTensor) and "tp" in (p.device_mesh.mesh_dim_names or ())
+    if not isinstance(p, DTensor):
+        return False
+    names = p.device_mesh.mesh_dim_names or ()
+    return any(name == "tp" and place.is_shard() for name, place in zip(names, p.placements, strict=True))
 
 
 def clip(parameters: list[nn.Parameter], limit: float, mesh: DeviceMesh, replicated: bool) -> torch.Tensor:

@@ -33,7 +33,11 @@ class Checkpoint:
         state = self._state(0)
         dcp.load(state, checkpoint_id=path)
         set_state_dict(
-            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=OPTIONS
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=OPTIONS,
         )
         return int(state["step"])
 
