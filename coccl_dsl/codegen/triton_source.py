@@ -46,6 +46,7 @@ import triton.language as tl
 
 from coccl_dsl.codegen import triton_groups as groups
 from coccl_dsl.codegen import triton_lib as lib
+from coccl_dsl.codegen import triton_memory as memory
 """
 VARIANTS = ("ALIGNED", "ONE_WIRE", "ONE_PLACE", "LOOP", "COPIES")
 ARGUMENTS = ("x", "y", "table", "folds", "row_size", "places_at", "factor", "rng", "version", "flags")
@@ -295,36 +296,36 @@ class _Kernel:
         at = f"wire + {_run(f.name)}"
         if f.per == "array":
             step = f.length * f.bits // 8
-            load = f"lib.load_codes({at} + group * {step}, existing, {groups}, {width(f.length)}, {f.length}, {f.bits}, {signed}, FULL)"
+            load = f"memory.load_codes({at} + group * {step}, existing, {groups}, {width(f.length)}, {f.length}, {f.bits}, {signed}, FULL)"
         elif f.per == "group":
-            load = f"lib.load_values({at} + group * {f.bits // 8}, existing, {groups}, {f.bits}, {signed}, FULL)"
+            load = f"memory.load_values({at} + group * {f.bits // 8}, existing, {groups}, {f.bits}, {signed}, FULL)"
         else:
-            load = f"lib.load_value({at}, {f.bits}, {signed})"
+            load = f"memory.load_value({at}, {f.bits}, {signed})"
         o.add(f"{name} = {load}" if f.integer else f'{name} = lib.decode({load}, "{f.type}")')
         return name
 
     def _state_place(self, codec: Codec, name: str, address: str) -> tuple[str, int]:
         dtype = next(s.dtype for s in codec.states if s.name == name)
         size = TYPES[dtype][0] // 8
-        return f"lib.place({address} + first * {size}, {_STATE_DTYPES[dtype]}, {size} * TILE)", size
+        return f"memory.place({address} + first * {size}, {_STATE_DTYPES[dtype]}, {size} * TILE)", size
 
     def _read_state(self, codec: Codec, name: str, address: str, printer: Printer) -> str:
         kept = printer.fresh(name)
         place, _ = self._state_place(codec, name, address)
         shape = f"[TILE // {codec.group}, {codec.group}]"
-        self.o.add(f"{kept} = tl.reshape(lib.load_flat({place}, left, TILE, FULL), {shape})")
+        self.o.add(f"{kept} = tl.reshape(memory.load_flat({place}, left, TILE, FULL), {shape})")
         return kept
 
     def _write_state(self, codec: Codec, name: str, address: str, value: str) -> None:
         """Whole groups are written, zeros where no element is."""
         place, _ = self._state_place(codec, name, address)
         flat = f"tl.reshape({value} if FULL else tl.where(live, {value}, 0.0), [TILE])"
-        self.o.add(f"lib.store_flat({place}, {flat}, lib.round_up(left, {codec.group}), FULL)")
+        self.o.add(f"memory.store_flat({place}, {flat}, lib.round_up(left, {codec.group}), FULL)")
 
     def _check_version(self, codec: Codec, value: str, printer: Printer) -> str:
         """A frame of another version opens as NaN; its first tile counts it."""
         o = self.o
-        o.add(f"sent = lib.load_value(wire + {_run('version')}, 32, True)")
+        o.add(f"sent = memory.load_value(wire + {_run('version')}, 32, True)")
         o.add("current = sent == tl.load(version)")
         o.add("tl.atomic_add(flags, 1, mask=(group == 0) & (sent != tl.load(version)))")
         name = printer.fresh("checked")
@@ -365,11 +366,11 @@ class _Kernel:
             name = "total" if i == 0 else "more"
             column = self.row.dense_at + i
             if role == "input":
-                o.add(f"source = lib.element(x, tl.load(row + {column}) + first, ALIGNED)")
+                o.add(f"source = memory.element(x, tl.load(row + {column}) + first, ALIGNED)")
             else:
-                o.add(f"source = lib.place(tl.load(row + {column}) + first * 4, tl.float32, 4 * TILE)")
+                o.add(f"source = memory.place(tl.load(row + {column}) + first * 4, tl.float32, 4 * TILE)")
             left = f"{self._live_length(basis)} - first"
-            o.add(f"{name} = lib.load_flat(source, {left}, TILE, FULL{f', {self.own}' if self.own else ''})")
+            o.add(f"{name} = memory.load_flat(source, {left}, TILE, FULL{f', {self.own}' if self.own else ''})")
             if role == "input" and self.factor:
                 o.add(f"{name} = {name} * factor")
             self._rebase(name, basis, self.s.basis)
@@ -472,14 +473,14 @@ class _Kernel:
             if f.per == "array":
                 at = f"{at} + group * {f.length * f.bits // 8}"
                 shape = f"{f.length}, {f.bits}, {f.type[0] == 's'}"
-                o.add(f"lib.store_codes({at}, {codes[f.name]}, existing, {shape}, FULL)")
+                o.add(f"memory.store_codes({at}, {codes[f.name]}, existing, {shape}, FULL)")
             elif f.per == "group":
                 at = f"{at} + group * {f.bits // 8}"
-                o.add(f"lib.store_values({at}, {codes[f.name]}, existing, {f.bits}, FULL)")
+                o.add(f"memory.store_values({at}, {codes[f.name]}, existing, {f.bits}, FULL)")
             else:
-                o.add(f"lib.store_value({at}, {codes[f.name]}, {f.bits})")
+                o.add(f"memory.store_value({at}, {codes[f.name]}, {f.bits})")
         if codec.versioned:
-            o.add("if group == 0:", f"    lib.store_value(place + {_run('version')}, tl.load(version), 32)")
+            o.add("if group == 0:", f"    memory.store_value(place + {_run('version')}, tl.load(version), 32)")
 
     def _sinks(self) -> None:
         o = self.o
@@ -491,11 +492,11 @@ class _Kernel:
             self._rebase("result", own, basis)
             column = self.row.sinks_at + i
             if role == "output":
-                o.add(f"sink = lib.element(y, tl.load(row + {column}) + first, ALIGNED)", "left = length - first")
+                o.add(f"sink = memory.element(y, tl.load(row + {column}) + first, ALIGNED)", "left = length - first")
             else:
-                o.add(f"sink = lib.place(tl.load(row + {column}) + first * 4, tl.float32, 4 * TILE)")
+                o.add(f"sink = memory.place(tl.load(row + {column}) + first * 4, tl.float32, 4 * TILE)")
                 o.add(f"left = {self._live_length(basis)} - first")
-            o.add("lib.store_flat(sink, result, left, FULL)")
+            o.add("memory.store_flat(sink, result, left, FULL)")
 
     # ------------------------------------------------------------ the kernel
 
@@ -515,9 +516,9 @@ class _Kernel:
         constants = ", ".join(VARIANTS)
         tile, small = self.tiling.tile, self.tiling.small
         o.add("if COPIES:", "    if tl.load(row + 4) < 0:")
-        o.add("        source = lib.element(x, tl.load(row + 5), ALIGNED)")
-        o.add("        target = lib.element(y, tl.load(row + places_at), ALIGNED)")
-        o.add(f"        lib.copy(source, target, length, program, step, {tile})", "        return")
+        o.add("        source = memory.element(x, tl.load(row + 5), ALIGNED)")
+        o.add("        target = memory.element(y, tl.load(row + places_at), ALIGNED)")
+        o.add(f"        memory.copy(source, target, length, program, step, {tile})", "        return")
         o.add(f"whole = length // {tile}")
         full = f"FOLD_tile(row, program * {tile}, length, {arguments}, {constants}, {tile}, True)"
         rest = f"FOLD_tile(row, first, length, {arguments}, {constants}, {small}, False)"
