@@ -129,6 +129,10 @@ def validate(o: Options, world: int) -> None:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     wrong = [
         (dp * tp * pp != world, f"--mesh {dp}x{tp}x{pp} is of {dp * tp * pp} ranks, and there are {world}"),
+        (
+            o.data == "ddp" and o.reduce == "bf16" and not torch.cuda.is_available(),
+            "torch's DDP reduces bfloat16 on GPUs alone: say --reduce f32, or --data fsdp",
+        ),
         (o.data == "ddp" and tp > 1, "--data ddp has no tensor parallelism: say --data fsdp"),
         (heads % tp != 0, f"{o.model} has {heads} heads of keys, which {tp} tensor-parallel ranks cannot share"),
         (config.num_hidden_layers < pp, f"{o.model} has {config.num_hidden_layers} layers for {pp} pipeline stages"),
@@ -235,7 +239,7 @@ class Run:
         with Told(o.json, end) as told:
             options = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(o).items()}
             told.note("run", **options, world=dist.get_world_size(), torch=torch.__version__)
-            began, last = self.now(), start
+            began, last = self.now(), start  # validation and checkpoints move `began` on
             for step in range(start, end):
                 loss, norm = self.train_step(step)
                 done = step + 1
@@ -243,13 +247,15 @@ class Run:
                     mean = self.everyones(loss)
                     now = self.now()
                     seconds.append((now - began) / (done - last))
+                    began, last = now, done
                     told.step(done, loss=mean, norm=float(norm), **self.speed(seconds[-1]))
-                if o.validate_every and done % o.validate_every == 0 and done < end:
+                paused = self.now() if self.validates(done, end) or self.saves(done, end) else 0.0
+                if self.validates(done, end):
                     told.note("validation", step=done, loss=self.validation())
-                if o.checkpoint and (done == end or (o.checkpoint_every and done % o.checkpoint_every == 0)):
+                if o.checkpoint and self.saves(done, end):
                     self.checkpoint.save(o.checkpoint, done)
-                if done % o.log_every == 0:
-                    began, last = self.now(), done
+                if paused:
+                    began += self.now() - paused
             final: dict[str, object] = {"step": end, "validation_loss": self.validation()}
             if seconds:  # the first line has what starts once
                 final |= self.speed(statistics.median(seconds[1:] or seconds))
@@ -261,6 +267,13 @@ class Run:
             if final["bytes"]:
                 told.bar.console.print(table_of(final["bytes"]))  # pyright: ignore
         return final
+
+    def validates(self, done: int, end: int) -> bool:
+        return self.o.validate_every > 0 and done % self.o.validate_every == 0 and done < end
+
+    def saves(self, done: int, end: int) -> bool:
+        every = self.o.checkpoint_every
+        return self.o.checkpoint is not None and (done == end or (every > 0 and done % every == 0))
 
     def replicas(self) -> list[str]:
         """Parameters that some ranks do not hold alike, of all ranks."""
