@@ -141,7 +141,10 @@ def validate(o: Options, world: int) -> None:
             f"--batch {o.batch} is not a multiple of {dp} x {microbatches(o)} microbatches",
         ),
         (o.length > config.max_position_embeddings, f"{o.model} takes {config.max_position_embeddings} tokens at most"),
-        (o.no_communication and o.checkpoint is not None, "--no-communication trains nothing worth a --checkpoint"),
+        (
+            o.no_communication and bool(o.checkpoint or o.resume or o.check_replicas or o.validate_every),
+            "--no-communication trains nothing: it goes with neither --checkpoint, --resume, --check-replicas nor --validate-every",
+        ),
         (o.steps < 1, "--steps is at least 1"),
     ]
     for bad, why in wrong:
@@ -256,10 +259,13 @@ class Run:
                     self.checkpoint.save(o.checkpoint, done)
                 if paused:
                     began += self.now() - paused
-            final: dict[str, object] = {"step": end, "validation_loss": self.validation()}
+            final: dict[str, object] = {"step": end}
             if seconds:  # the first line has what starts once
                 final |= self.speed(statistics.median(seconds[1:] or seconds))
-            final |= {"bytes": bytes_a_dimension(), "weights": self.digest()}
+            if o.no_communication:
+                told.note("end", **final)
+                return final
+            final |= {"validation_loss": self.validation(), "bytes": bytes_a_dimension(), "weights": self.digest()}
             if o.check_replicas:
                 final["replicas_differ"] = self.replicas()
             told.note("end", **final)

@@ -171,7 +171,7 @@ def test_batches_do_not_depend_on_the_mesh():
         (["--mesh", "2x2x2"], "is of 8 ranks, and there are 1"),
         (["--batch", "3", "--mesh", "1x1x1", "--length", "1000"], "gpt-tiny takes 256 tokens at most"),
         (["--steps", "0"], "--steps is at least 1"),
-        (["--no-communication", "--checkpoint", "x"], "trains nothing worth a --checkpoint"),
+        (["--no-communication", "--checkpoint", "x"], "goes with neither --checkpoint"),
     ],
 )
 def test_what_does_not_fit_together_is_said(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]):
