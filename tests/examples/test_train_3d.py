@@ -16,7 +16,6 @@ import torch.distributed as dist
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
-pytest.importorskip("transformers")
 
 import train_3d  # noqa: E402
 from three_d.models import Stage, config_of, materialize  # noqa: E402
