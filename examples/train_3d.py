@@ -184,7 +184,9 @@ class Run:
             for one in by_mesh(self.parameters)
             for matrix in (True, False)
         ]
-        self.optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=o.lr, betas=(0.9, 0.95))
+        self.optimizer = torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=o.lr, betas=(0.9, 0.95), fused=device.type == "cuda" or None
+        )
         self.checkpoint = Checkpoint(self.model, self.optimizer)
         whole = Stage(config, range(config.num_hidden_layers))
         self.flops = flops_a_token(config, sum(p.numel() for p in whole.parameters()), o.length)

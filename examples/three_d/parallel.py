@@ -56,7 +56,9 @@ def build(
         stage.rotary.to(device)
     if data == "fsdp":
         return fully_shard(stage, mesh=dp, mp_policy=mixed, reshard_after_forward=False)
-    model = DistributedDataParallel(stage, process_group=dp.get_group(), bucket_cap_mb=bucket_mb)
+    model = DistributedDataParallel(
+        stage, process_group=dp.get_group(), bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True
+    )
     if reduce == "bf16":
         model.register_comm_hook(dp.get_group(), bf16_compress_hook)
     return model
@@ -87,7 +89,10 @@ class Steps:
         self.schedule = None
         if self.stages > 1:
             # Shapes are said, so that stages need not send each other any.
-            hidden = torch.empty(*micro, config.hidden_size, dtype=dtype, device="meta", requires_grad=True)
+            between = (
+                torch.float32 if autocast else dtype
+            )  # autocast leaves sums of branches in the embedding's float32
+            hidden = torch.empty(*micro, config.hidden_size, dtype=between, device="meta", requires_grad=True)
             tokens = torch.empty(micro, dtype=torch.int64, device="meta")
             logits = torch.empty(*micro, config.vocab_size, dtype=dtype, device="meta", requires_grad=True)
             made = PipelineStage(

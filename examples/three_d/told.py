@@ -19,7 +19,8 @@ class Told:
 
     def __init__(self, log: Path | None, steps: int):
         self.speaks = dist.get_rank() == 0
-        self.console = Console(quiet=not self.speaks, soft_wrap=True)
+        terminal = Console().is_terminal
+        self.console = Console(quiet=not self.speaks, width=None if terminal else 140)
         self.file = log.open("a") if log and self.speaks else None
         self.bar = Progress(
             TextColumn("{task.description}"),
