@@ -34,6 +34,7 @@ from three_d.text import Text  # noqa: E402
 from three_d.told import Told, bytes_a_dimension, table_of  # noqa: E402
 
 import coccl_dsl  # noqa: E402
+from coccl_dsl.diagnostics import CompileError  # noqa: E402
 
 
 @dataclass
@@ -300,8 +301,12 @@ class Run:
         return time.perf_counter()
 
 
+# A run without torchrun is of one rank.
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
 def start(o: Options) -> torch.device:
-    """Join the world: NCCL on GPUs, gloo without, or a group that does nothing."""
+    """Join the world: NCCL on GPUs, gloo without, or a group that does nothing. Raises ValueError for a policy that is not in force."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -313,28 +318,22 @@ def start(o: Options) -> torch.device:
             "fake", store=FakeStore(), rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
         )
         return device
-    if o.policy is not None and not o.no_compression:
-        coccl_dsl.enable(o.policy)
+    if o.policy is not None and not o.no_compression and not coccl_dsl.enable(o.policy):
+        raise ValueError(f"{o.policy} has no rules, or is not for this torch: say --no-compression")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return device
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     o = parse(arguments)
+    if "RANK" not in os.environ:
+        os.environ.update(ALONE)
     try:
-        validate(o, int(os.environ.get("WORLD_SIZE", "1")))
-    except ValueError as e:
+        validate(o, int(os.environ["WORLD_SIZE"]))
+        device = start(o)
+    except (ValueError, CompileError) as e:
         print(f"train_3d.py: {e}", file=sys.stderr)
         return 2
-    for name, alone in {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-    }.items():
-        os.environ.setdefault(name, alone)
-    device = start(o)
     Run(o, device).train()
     dist.destroy_process_group()
     coccl_dsl.disable()

@@ -164,15 +164,55 @@ def test_batches_do_not_depend_on_the_mesh():
     assert not torch.equal(text.batch(3, 8, 16, (0, 1), validation=True)[0], tokens)
 
 
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch):
+    for name, value in train_3d.ALONE.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+SMALL = "--batch 4 --length 16 --dtype f32 --log-every 1 --validation-batches 1".split()
+
+
+def log_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_command_trains_and_goes_on(one_rank: None, tmp_path: Path):
+    def run(name: str, *more: str) -> list[dict]:
+        log = tmp_path / name
+        assert train_3d.main([*SMALL, "--steps", "4", "--json", str(log), *more]) == 0
+        return log_of(log)
+
+    whole = run("whole", "--checkpoint", str(tmp_path), "--checkpoint-every", "2", "--validate-every", "2")
+    assert [line["kind"] for line in whole] == "run step step validation step step end".split()
+    assert whole[-1]["tokens_per_second"] > 0 and whole[-1]["bytes"] == []
+    rest = run("rest", "--resume", str(tmp_path / "step_2"), "--check-replicas")
+    assert [line["loss"] for line in rest[1:3]] == [line["loss"] for line in whole[4:6]]
+    assert rest[-1]["weights"] == whole[-1]["weights"] and rest[-1]["replicas_differ"] == []
+
+
+def test_without_communication_there_is_a_time_and_nothing_else(one_rank: None, tmp_path: Path, monkeypatch):
+    """One rank of a mesh that is not there."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    more = ["--steps", "2", "--mesh", "2x2x2", "--batch", "16", "--no-communication", "--json", str(tmp_path / "log")]
+    assert train_3d.main([*SMALL, *more]) == 0
+    end = log_of(tmp_path / "log")[-1]
+    assert end["step_seconds"] > 0 and end.keys().isdisjoint({"validation_loss", "weights", "bytes"})
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         (["--mesh", "2x2x2"], "is of 8 ranks, and there are 1"),
         (["--batch", "3", "--mesh", "1x1x1", "--length", "1000"], "gpt-tiny takes 256 tokens at most"),
         (["--steps", "0"], "--steps is at least 1"),
+        (["--policy", "nowhere.toml"], "nowhere.toml"),
         (["--no-communication", "--checkpoint", "x"], "goes with neither --checkpoint"),
     ],
 )
-def test_what_does_not_fit_together_is_said(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]):
+def test_what_does_not_fit_together_is_said(
+    one_rank: None, arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
+):
     assert train_3d.main(arguments) == 2
     assert why in capsys.readouterr().err
