@@ -4,5 +4,6 @@ models      GPT and Qwen2.5 from transformers' configs, a pipeline stage of one,
 parallel    a mesh pp x dp x tp, FSDP2 or DDP, the 1F1B schedule, gradient clipping, a check that replicas are equal
 text        bytes of Python's own sources, the same batches for every run and mesh
 saving      checkpoints by torch.distributed.checkpoint
+curves      losses of several runs as a picture
 told        progress, the JSON log, bytes a dimension
 """

@@ -55,7 +55,8 @@ def build(
     if stage.rotary is not None:
         stage.rotary.to(device)
     if data == "fsdp":
-        return fully_shard(stage, mesh=dp, mp_policy=mixed, reshard_after_forward=False)
+        fully_shard(stage, mesh=dp, mp_policy=mixed, reshard_after_forward=False)
+        return stage
     model = DistributedDataParallel(
         stage, process_group=dp.get_group(), bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True
     )

@@ -153,6 +153,16 @@ def test_stages_are_the_model_of_transformers(name: str):
     torch.testing.assert_close(logits, right, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "published"), [("gpt-1.3b", 1.42e9), ("qwen2.5-0.5b", 0.63e9), ("qwen2.5-7b", 7.62e9)]
+)
+def test_models_have_their_published_sizes(name: str, published: float):
+    """Of Qwen2.5 in its reports, of GPT-3 XL 1.3e9; where these tie the head, with a head of its own."""
+    config = config_of(name)
+    whole = Stage(config, range(config.num_hidden_layers))
+    assert sum(p.numel() for p in whole.parameters()) == pytest.approx(published, rel=0.01)
+
+
 def test_batches_do_not_depend_on_the_mesh():
     text = Text(1 << 20)
     tokens, targets = text.batch(3, 8, 16, (0, 1))
