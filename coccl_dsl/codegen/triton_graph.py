@@ -117,7 +117,22 @@ _NAMES = {
     "round": "whole",
 }
 # Names that a kernel uses itself.
-_TAKEN = ("lib", "groups", "memory", "tl", "triton", "row", "first", "length", "frame", "group", "left", "live", "place", "total")
+_TAKEN = (
+    "lib",
+    "groups",
+    "memory",
+    "tl",
+    "triton",
+    "row",
+    "first",
+    "length",
+    "frame",
+    "group",
+    "left",
+    "live",
+    "place",
+    "total",
+)
 
 
 def width(length: int) -> int:
