@@ -82,6 +82,7 @@ def compress(
     key: int = 0,
     version: Tensor | None = None,
     reopen: bool = True,
+    out: Tensor | None = None,
 ) -> Compressed:
     """Compress one piece of a chunk.
 
@@ -92,16 +93,20 @@ def compress(
     key      64-bit value number of x
     version  int32[1] on x's device: for codecs with `both` state
     reopen   False: `opened` is not computed, and is empty
+    out      uint8[bytes of the wire], where the wire goes (`opened` may then be x itself); else new memory
 
     Raises TypeError where x is not float32, ValueError where the codec needs a state, rng or version that is not given.
     """
     run = _Sender(codec, x, start, states, rng, key)
     if codec.versioned and version is None:
         raise ValueError(f"compressor {codec.name} sends a version: give `version`")
-    wire = torch.zeros(wire_bytes(codec, x.numel()), dtype=torch.uint8, device=x.device)
+    size = wire_bytes(codec, x.numel())
+    wire = torch.empty(size, dtype=torch.uint8, device=x.device) if out is None else out
     if _as_it_is(codec, x):
         wire[: 4 * x.numel()] = x.contiguous().view(torch.uint8)
-        return Compressed(wire, x.clone(), {}, {})
+        wire[4 * x.numel() :] = 0
+        return Compressed(wire, x if out is not None else x.clone(), {}, {})
+    wire.zero_()
     opened = torch.empty_like(x) if reopen else x.new_empty(0)
     new = run.states.fresh(codec.sender_updates)
     dtypes = {s.name: s.dtype for s in codec.states}
@@ -126,6 +131,7 @@ def open_wire(
     states: dict[str, Tensor] | None = None,
     version: Tensor | None = None,
     update: bool = True,
+    borrow: bool = False,
 ) -> Opened:
     """Decompress one piece of a chunk of `count` elements.
 
@@ -133,6 +139,7 @@ def open_wire(
     states   values before the call of the codec's `both` states
     version  int32[1] on wire's device; a frame of another version opens as NaN and leaves its states as they were
     update   False: new states are not computed
+    borrow   True: the values may be the wire's own memory
 
     The result has `live_elements(codec, count)` values, in the codec's basis. Raises ValueError where the wire is too short or a state or
     the version is missing.
@@ -147,7 +154,7 @@ def open_wire(
     if codec.cast and codec.dtype == "f32" and wire.data_ptr() % 4 == 0:
         values = wire[: 4 * n].view(torch.float32)
         if _as_it_is(codec, values):
-            return Opened(values.clone(), {}, None)
+            return Opened(values if borrow else values.clone(), {}, None)
     values = torch.empty(n, dtype=torch.float32, device=wire.device)
     kept = States(codec, n, states, wire.device)
     updates = codec.receiver_updates if update else {}
@@ -269,10 +276,11 @@ class _EagerFolds:
         total: Tensor | None = None
         for (_, basis), place in zip(s.dense, fold.dense, strict=True):
             v = _rebased(self._dense(fold, place, basis, x), basis, s.basis, fold.length)
-            total = v if total is None else total + v
+            total = v if total is None else total.add_(v)
         for i, place in enumerate(fold.wires):
-            v = self._opened(fold, i, place)
-            total = v if total is None else total + v
+            # The first value is a copy, which the others are added to.
+            v = self._opened(fold, i, place, borrow=total is not None)
+            total = v if total is None else total.add_(v)
         assert total is not None, "a Fold has a source"
         opened, opened_basis = total, s.basis
         if self.out_codec is not None:
@@ -297,7 +305,7 @@ class _EagerFolds:
             v = v * torch.full((), self.context.factor, dtype=torch.float32, device=v.device)
         return v
 
-    def _opened(self, fold: FoldArgs, i: int, place: Place) -> Tensor:
+    def _opened(self, fold: FoldArgs, i: int, place: Place, borrow: bool) -> Tensor:
         codec = self.in_codec
         assert codec is not None, "opened wires have a codec"
         places = fold.wire_states[i] if fold.wire_states else {}
@@ -308,6 +316,7 @@ class _EagerFolds:
             states=_read_states(codec, places, fold.length),
             version=self.context.version,
             update=self.signature.update_in,
+            borrow=borrow,
         )
         _write_states(places, opened.states)
         if opened.mismatch is not None:
@@ -315,6 +324,7 @@ class _EagerFolds:
         return _rebased(opened.values, codec.basis, self.signature.basis, fold.length)
 
     def _closed(self, fold: FoldArgs, codec: Codec, v: Tensor) -> Tensor:
+        places = [_view(p, wire_bytes(codec, v.numel()), torch.uint8) for p in fold.places]
         done = compress(
             codec,
             v,
@@ -324,9 +334,10 @@ class _EagerFolds:
             key=fold.key,
             version=self.context.version,
             reopen=any(opened for _, _, opened in self.signature.sinks),
+            out=places[0] if places else None,
         )
-        for place in fold.places:
-            _view(place, done.wire.numel(), torch.uint8).copy_(done.wire)
+        for place in places[1:]:
+            place.copy_(done.wire)
         _write_states(fold.state, done.states)
         for name, index in self.flag_index.items():
             self.context.flags[index] += done.flags[name]

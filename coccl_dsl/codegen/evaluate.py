@@ -134,7 +134,10 @@ def _x(b: Batch, n: Node, a: list[Tensor]) -> Tensor:
 
 
 def _live(b: Batch, n: Node, a: list[Tensor]) -> Tensor:
-    return b.full(True, "bool") if b.live is None else b.live
+    if b.live is None:
+        b._known[id(n)] = True
+        return b.full(True, "bool")
+    return b.live
 
 
 def _count(b: Batch, n: Node, a: list[Tensor]) -> Tensor:

@@ -18,3 +18,11 @@ def test_readme_tables_are_made_from_the_results():
         document = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
         assert table(document) in (ROOT / "README.md").read_text()
         assert all(document[key] for key in ("command", "commit", "machine", "versions"))
+
+
+def test_readme_times_of_two_hosts_are_the_results():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "two_hosts.json").read_text())["rows"]
+    readme = (ROOT / "README.md").read_text()
+    assert len(rows) == 2
+    for row in rows:
+        assert f"{row['two_level_s']:.2f} s" in readme and f"{row['torch_s']:.2f} s" in readme
