@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -101,6 +102,14 @@ def measure_rate(rate: str, args: argparse.Namespace) -> dict[str, object]:
     }
 
 
+def git_head() -> str:
+    root = Path(__file__).resolve().parent
+    return (
+        subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
+        or "unknown"
+    )
+
+
 def cpu_name() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
@@ -135,6 +144,7 @@ def main() -> int:
         told = {
             "what": f"all_reduce of {args.count} float32 on 2 nodes x 2 processes, gloo; two_level: raw inside, {args.compressor} between",
             "command": "python benchmarks/two_hosts.py " + " ".join(sys.argv[1:]),
+            "commit": os.environ.get("COCCL_COMMIT") or git_head(),
             "machine": f"{cpu_name()}, {os.cpu_count()} cores, Linux {platform.release()}",
             "load_before": load_before,
             "versions": {
