@@ -33,10 +33,12 @@ ALGORITHMS = (
 )
 COMPRESSORS = ("int8", "int4", "raw")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LONE_RANK = {"COCCL_TEST_LONE_RANK": "1", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 
-def launch(name: str, world: int, *arguments: str, timeout: float = 300) -> str:
+def launch(name: str, world: int, *arguments: str, timeout: float = 300, hosts: bool = False) -> str:
     """Run worker `name` (or a script of this folder) on `world` processes, several a GPU where there are fewer GPUs; returns rank 0's output.
+    hosts: each rank is a host of its own to NCCL, which then goes over sockets and lets ranks share a GPU.
     Raises AssertionError with the output of a rank that failed."""
     import socket
 
@@ -49,6 +51,7 @@ def launch(name: str, world: int, *arguments: str, timeout: float = 300) -> str:
             os.environ
             | {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             | ({"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"} if world > torch.cuda.device_count() else {})
+            | (LONE_RANK | {"NCCL_HOSTID": f"host{rank}"} if hosts else {})
         )
         script = Path(__file__).parent / name if name.endswith(".py") else Path(__file__)
         command = [sys.executable, str(script), *([] if name.endswith(".py") else [name]), *arguments]
@@ -71,9 +74,10 @@ def launch(name: str, world: int, *arguments: str, timeout: float = 300) -> str:
 
 
 def start(seconds: float = 120) -> torch.device:
-    """Join the group: NCCL, or gloo where ranks share a GPU, which NCCL refuses."""
+    """Join the group: NCCL, or gloo where ranks of one host share a GPU, which NCCL refuses."""
     rank = int(os.environ["RANK"])
-    backend = "gloo" if int(os.environ["WORLD_SIZE"]) > torch.cuda.device_count() else "nccl"
+    shared = int(os.environ["WORLD_SIZE"]) > torch.cuda.device_count() and not LONE_RANK.items() <= os.environ.items()
+    backend = "gloo" if shared else "nccl"
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     dist.init_process_group(
