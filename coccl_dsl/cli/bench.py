@@ -99,8 +99,11 @@ def main(argv: list[str] | None = None) -> int:
     return start_processes([sys.executable, "-m", "coccl_dsl.cli.bench", *arguments], count)
 
 
-def start_processes(command: list[str], count: int) -> int:
-    """Start one process a rank on this machine, end all when one fails; returns the exit code."""
+def start_processes(command: list[str], count: int, alone: bool = False) -> int:
+    """Start one process a rank on this machine, end all when one fails; returns the exit code.
+
+    alone: each rank is a host of its own to NCCL, which then goes over sockets of the loopback and lets ranks share a GPU
+    """
     import socket
 
     with socket.socket() as s:
@@ -110,6 +113,8 @@ def start_processes(command: list[str], count: int) -> int:
     for rank in range(count):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        if alone:
+            own |= {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
         processes.append(subprocess.Popen(command, env=os.environ | own))
     code = 0
     while processes:
