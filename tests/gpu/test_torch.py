@@ -39,6 +39,7 @@ OF_GPUS = (
 OF_ALL = (
     "all_reduce, sync and async",
     "all_reduce of integers, MAX, MIN, PRODUCT, float64",
+    "what no rule can take",
     "all_gather_into_tensor, reduce_scatter_tensor, in place too",
     "list forms",
     "broadcast and reduce",

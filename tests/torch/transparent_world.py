@@ -115,6 +115,7 @@ def cases(folder: Path, chosen: list[str], timed: Callable[[str, Callable[[], No
 
 
 OWN_POLICY = {
+    "untouched",
     "uneven_across_min_bytes",
     "coalesced",
     "ddp",
