@@ -1,5 +1,5 @@
 """The transparent path on GPUs: an unchanged training script under torchrun, and everything that users call, over NCCL, with streams, captures,
-inductor and 200 steps of training. Ranks share a GPU where there are too few (tests/gpu/lone.py): about 4 ms a call then, as their processes take
+inductor and 200 steps of training. Ranks share a GPU where there are too few (tests/runtime/lone.py): about 4 ms a call then, as their processes take
 turns.
 
 Three worlds, side by side, as most of their time is compiling kernels on the host; each has its own processes and its own limit.

@@ -1,5 +1,5 @@
 """The tests of tests/torch on CUDA tensors over NCCL, with capture and inductor, and 200 steps of training with each hook. Ranks share a GPU where
-there are too few (tests/gpu/lone.py): about 4 ms a call then, as their processes take turns.
+there are too few (tests/runtime/lone.py): about 4 ms a call then, as their processes take turns.
 
 Worlds run side by side, as most of their time is compiling kernels on the host; each has its own processes and its own limit.
 """

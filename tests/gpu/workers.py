@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lone import LONE_RANK
 
 import coccl_dsl
 from coccl_dsl import simulate
@@ -34,6 +33,7 @@ ALGORITHMS = (
 )
 COMPRESSORS = ("int8", "int4", "raw")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LONE_RANK = {"COCCL_TEST_LONE_RANK": "1", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 
 def launch(name: str, world: int, *arguments: str, timeout: float = 300, hosts: bool = False) -> str:

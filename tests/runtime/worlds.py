@@ -42,7 +42,7 @@ def mesh_for(c: Collective, sizes: tuple[int, ...]) -> dict[str, int] | None:
 
 def python_path() -> str:
     """For processes that import what the tests share."""
-    paths = [HERE, HERE.parent / "gpu", HERE.parent.parent, os.environ.get("PYTHONPATH", "")]
+    paths = [HERE, HERE.parent.parent, os.environ.get("PYTHONPATH", "")]
     return os.pathsep.join(map(str, paths))
 
 

@@ -1,7 +1,7 @@
 """Processes of a test world, forked from one that has imported everything: importing torch takes longer than most tests.
 
 On GPUs (COCCL_TEST_DEVICE=cuda, see tests/gpu/test_torch_explicit.py) each rank is started as a process of its own, and tensors are made on its GPU, which several
-share where there are too few (tests/gpu/lone.py).
+share where there are too few (tests/runtime/lone.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Arguments: a folder for what is found, free ports (one for each further life of torch.distributed, whose store is its own), and which parts: names
 of cases, between `;`, which want no COCCL_POLICY; or `script`, the training script alone. Writes FOLDER/report.json (rank 0), FOLDER/cases.RANK.json and
-FOLDER/times.RANK.json. With DEVICE=cuda over NCCL, where ranks share GPUs if there are too few (tests/gpu/lone.py).
+FOLDER/times.RANK.json. With DEVICE=cuda over NCCL, where ranks share GPUs if there are too few (tests/runtime/lone.py).
 """
 
 from __future__ import annotations
