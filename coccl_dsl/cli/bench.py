@@ -99,8 +99,10 @@ def main(argv: list[str] | None = None) -> int:
     return start_processes([sys.executable, "-m", "coccl_dsl.cli.bench", *arguments], count)
 
 
-def start_processes(command: list[str], count: int) -> int:
-    """Start one process a rank on this machine, end all when one fails; returns the exit code."""
+def start_processes(command: list[str], count: int, sockets: bool = False) -> int:
+    """Start one process a rank on this machine, end all when one fails; returns the exit code.
+
+    sockets: each rank is a host of its own to NCCL, which then goes over sockets, and lets ranks share a GPU."""
     import socket
 
     with socket.socket() as s:
@@ -110,6 +112,8 @@ def start_processes(command: list[str], count: int) -> int:
     for rank in range(count):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        if sockets:
+            own |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
         processes.append(subprocess.Popen(command, env=os.environ | own))
     code = 0
     while processes:

@@ -65,6 +65,7 @@ def settings_of(collective: Collective, like: torch.Tensor, world: int, options:
         "fuse": True,
         "min_bytes": 0,
         "arena_bytes": None,
+        "graphs": True,
     }
     declared = set(collective.program(dtype_name(like.dtype)).codecs)
     compressors = {}
@@ -105,6 +106,7 @@ def settings_of(collective: Collective, like: torch.Tensor, world: int, options:
         compressors,
         _min_bytes(collective, asked, dtype_name(like.dtype), compressors),
         asked["arena_bytes"],
+        bool(asked["graphs"]),
     )
 
 
@@ -174,6 +176,7 @@ def _fingerprint(collective: Collective, s: Settings, world: World, dtype: str, 
         "arena_bytes": str(s.arena_bytes),
         "slices": str(s.depth),
         "transport": s.transport,
+        "graphs": str(s.graphs),
         "plan": digest(plan_text),
     }
 
@@ -246,6 +249,9 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
         log.debug("bind failed", exc_info=True)
     meeting.report(problem)
     assert op is not None
+    if chosen.name == "nccl":  # which wants captures to be uniform over ranks
+        told = [(r, t) for r, t in enumerate(meeting.gather("graphs", op.graphs.why)) if t]
+        op.graphs.why = op.graphs.why or (f"rank {told[0][0]}: {told[0][1]}" if told else "")
     log.info("%r: transport %s %s", op, chosen.name, chosen.note)
     return op
 

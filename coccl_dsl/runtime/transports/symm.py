@@ -155,6 +155,9 @@ class SymmTransport:
         self.credits, self.reuses = plan.credits, reuses
         self.others = tuple(r for r in memory.near if r != memory.rank)
         self._launches: dict[tuple[int, int, bool, bool], Callable[[], None]] = {}
+        self.no_graphs = "it shares its wire memory with other ops" if memory.shared else ""
+        if inner is not None:
+            self.no_graphs = "some of its messages go over another transport"
         self.number = 0
         self.tables: list[torch.Tensor] = []
 
@@ -169,7 +172,7 @@ class SymmTransport:
 
     # ------------------------------------------------------------ calls
 
-    def begin(self) -> None:
+    def check(self) -> None:
         memory = self.memory
         if memory.seen[0]:
             step, peer = int(memory.seen[0]) - 1, int(memory.seen[1])
@@ -177,6 +180,10 @@ class SymmTransport:
             raise CollectiveTimeout(
                 f"{self.what}: {where}: rank {peer} did not signal within {memory.deadline / 1e9:g} s; the op can no longer be used"
             )
+
+    def begin(self) -> None:
+        memory = self.memory
+        self.check()
         if self.inner is not None:
             self.inner.begin()
         if not memory.shared:
@@ -195,6 +202,9 @@ class SymmTransport:
             self._signal(REUSE, 0, self.credits.grants, ())
         if self.inner is not None:
             self.inner.end()
+
+    def replayed(self) -> None:
+        pass
 
     def post(self, call: ExchangeCall) -> Pending:
         moved: Pending = Done()
