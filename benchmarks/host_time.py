@@ -70,7 +70,7 @@ def worker(options: argparse.Namespace) -> int:
     import torch
     import torch.distributed as dist
 
-    import coccl_dsl
+    from coccl_dsl.pipeline import load
     from coccl_dsl.runtime.dispatch import register
 
     device = torch.device("cuda", int(os.environ["RANK"]) % torch.cuda.device_count())
@@ -82,7 +82,7 @@ def worker(options: argparse.Namespace) -> int:
     count = options.bytes // 2
     xs = [torch.randn(count, device=device).bfloat16() for _ in range(8)]
     ys = [torch.empty_like(x) for x in xs]
-    c = coccl_dsl.load("two_shot")
+    c = load("two_shot")
     eager = c.bind(like=xs[0], transport=options.transport, graphs=False)
     own = c.bind(like=xs[0], transport=options.transport)
 

@@ -208,10 +208,10 @@ class SymmTransport:
 
     def post(self, call: ExchangeCall) -> Pending:
         moved: Pending = Done()
-        if call.sends or call.recvs:
-            if self.inner is None:
-                raise CollectiveError(f"{self.what}: step {call.level} has messages to ranks that are not mapped")
+        if self.inner is not None:  # also with nothing to move, as it counts the levels that all ranks post
             moved = self.inner.post(call)
+        elif call.sends or call.recvs:
+            raise CollectiveError(f"{self.what}: step {call.level} has messages to ranks that are not mapped")
         for here, there in call.copies:
             there.copy_(here, non_blocking=True)
         if self.depth == 1:
