@@ -46,6 +46,15 @@ def _nccl() -> Any:
     return nccl
 
 
+def unavailable() -> str:
+    """Why this rank cannot have a communicator, or ""."""
+    try:
+        _nccl()
+    except BindError as e:
+        return str(e)
+    return ""
+
+
 class _Communicator:
     """One communicator of a set of ranks, its side stream and its watchdog."""
 
