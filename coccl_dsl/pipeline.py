@@ -256,6 +256,7 @@ class Collective(Printed):
         backend     auto (Triton on CUDA, eager torch on the CPU), eager or triton
         min_bytes   all_to_all: what goes to a peer is sent raw where it takes fewer bytes in the tensor's dtype
         arena_bytes   at most so many bytes of wire memory a rank; calls that need more run in passes, one after the other
+        graphs      on CUDA, replay graphs that the op captures of its own calls (symm and nccl); False: launch every kernel in every call
         source, target, tag   send_recv in a group of any size: the peer's group rank, see `runtime/pair.py`; only two ranks bind
         any other   a compressor of the text, rebound: q="int8(group=512)"
 

@@ -1,6 +1,7 @@
 """coccl-bench: compiled collectives beside NCCL on this machine's GPUs.
 
 coccl-bench all_reduce --set int8 int4 -b 16M -e 256M -f 4 --json benchmarks/results/ar.json
+coccl-bench --calibrate                                   the table that algorithm="auto" goes by
 torchrun --nproc_per_node 2 -m coccl_dsl.cli.bench two_shot --set int8
 """
 
@@ -40,19 +41,31 @@ def parser(made: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
         epilog="example: coccl-bench all_reduce --set int8 int4 -b 16M -e 256M -f 4 --mode graph eager --json out.json",
     )
     p.add_argument(
+        "--calibrate",
+        action="store_true",
+        help='measure what algorithm="auto" chooses from (all_reduce, reduce_scatter, all_gather, all_to_all, or those named; 4K to 256M by 4, '
+        "int8 and int4, unless said otherwise) and keep it in the user's cache directory, or where --json says",
+    )
+    p.add_argument(
+        "--device",
+        default="cuda",
+        choices=["cuda", "cpu"],
+        help="with --calibrate: cpu measures gloo between processes",
+    )
+    p.add_argument(
         "collective",
-        nargs="+",
+        nargs="*",
         help="all_reduce, reduce_scatter, all_gather, all_to_all, send_recv, the name of an algorithm, or a .coll file",
     )
     p.add_argument(
         "--set",
         dest="compressors",
         nargs="+",
-        default=["int8"],
+        default=None,
         metavar="COMPRESSOR",
-        help="compressors to measure, for every compressor of the text",
+        help="compressors to measure, for every compressor of the text (default int8)",
     )
-    p.add_argument("-b", "--begin", type=size, default=size("1M"), help="smallest size in bytes (default 1M)")
+    p.add_argument("-b", "--begin", type=size, default=None, help="smallest size in bytes (default 1M)")
     p.add_argument("-e", "--end", type=size, default=size("256M"), help="largest size (default 256M)")
     p.add_argument("-f", "--factor", type=float, default=4.0, help="factor between sizes (default 4)")
     p.add_argument("--dtype", nargs="+", default=["bf16"], choices=["f32", "bf16", "f16"])
@@ -82,28 +95,80 @@ def parser(made: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
 
 def main(argv: list[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    options = parser().parse_args(arguments)
+    made = parser()
+    options = made.parse_args(arguments)
+    if not options.collective and not options.calibrate:
+        made.error("say what to measure, all_reduce for one, or --calibrate")
+    if options.device == "cpu" and not options.calibrate:
+        made.error("--device cpu belongs to --calibrate")
+    options.begin = options.begin or size("4K" if options.calibrate else "1M")
+    options.compressors = options.compressors or (["int8", "int4"] if options.calibrate else ["int8"])
     for name, value in TIERS[options.tier].items():
         if "RANK" in os.environ and os.environ.get(name) != value:
             print(f"coccl-bench: under torchrun set {name}={value} for --tier {options.tier}", file=sys.stderr)
             return 2
         os.environ[name] = value
     if "RANK" in os.environ:
-        return worker(options, arguments)
+        return (calibration if options.calibrate else worker)(options, arguments)
     import torch
 
-    count = options.ranks or torch.cuda.device_count()
-    if torch.cuda.device_count() < 1 or count < 2:
-        print(f"coccl-bench: needs at least 2 GPUs, this machine has {torch.cuda.device_count()}", file=sys.stderr)
+    gpus = torch.cuda.device_count()
+    count = options.ranks or (gpus if options.device == "cuda" else 2)
+    # Ranks that are hosts of their own to NCCL may share a GPU.
+    if options.device == "cuda" and (gpus < 1 or count < 2 or (gpus < count and options.tier != "socket")):
+        hint = "; `--ranks 2 --tier socket` lets two ranks share one" if gpus else ""
+        print(f"coccl-bench: needs at least {max(count, 2)} GPUs, this machine has {gpus}{hint}", file=sys.stderr)
         return 1
-    return start_processes([sys.executable, "-m", "coccl_dsl.cli.bench", *arguments], count)
+    command = [sys.executable, "-m", "coccl_dsl.cli.bench", *arguments]
+    return start_processes(command, count, sockets=options.device == "cuda" and options.tier == "socket")
 
 
-def start_processes(command: list[str], count: int, alone: bool = False) -> int:
+def calibration(options: argparse.Namespace, arguments: list[str]) -> int:
+    """One rank of `--calibrate`."""
+    from dataclasses import replace
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    from ..bench.calibrate import calibrate
+    from ..plan.calibration import merged, read_table, table_path
+    from ..torch.native import KINDS
+    from .progress import status
+
+    cuda = options.device == "cuda"
+    device = (
+        torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()) if cuda else torch.device("cpu")
+    )
+    if cuda:
+        torch.cuda.set_device(device)
+    bound: dict[str, Any] = {"device_id": device} if cuda else {}
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=120), **bound)
+    lead = dist.get_rank() == 0
+    with status("calibrating", shown=lead) as tell:
+        made = calibrate(device, options.collective or KINDS, options.compressors, sizes(options), tell)
+    if lead:
+        path = options.json or table_path()
+        try:
+            old = read_table(path)
+        except ValueError as e:
+            print(f"coccl-bench: the old table is replaced: {e}", file=sys.stderr)
+            old = None
+        made = merged(old, replace(made, about=provenance("coccl-bench " + " ".join(arguments))))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(made.text(), encoding="utf-8")
+        for place, curves in made.curves.items():
+            print(f"{place}: {len(curves)} curves")
+        print(f"written to {path}")
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+def start_processes(command: list[str], count: int, sockets: bool = False) -> int:
     """Start one process a rank on this machine, end all when one fails; returns the exit code.
 
-    alone: each rank is a host of its own to NCCL, which then goes over sockets of the loopback and lets ranks share a GPU
-    """
+    sockets: each rank is a host of its own to NCCL, which then goes over sockets, and lets ranks share a GPU."""
     import socket
 
     with socket.socket() as s:
@@ -113,8 +178,8 @@ def start_processes(command: list[str], count: int, alone: bool = False) -> int:
     for rank in range(count):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        if alone:
-            own |= {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+        if sockets:
+            own |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
         processes.append(subprocess.Popen(command, env=os.environ | own))
     code = 0
     while processes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from html import escape
 from typing import TypeVar
 
@@ -24,6 +25,19 @@ def track(items: Iterable[T], what: str) -> Iterator[T]:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         yield from progress.track(items, total=total, description=what)
+
+
+@contextmanager
+def status(what: str, shown: bool = True) -> Iterator[Callable[[str], None]]:
+    """Give a function that shows what is being done now, after `what`, in a line that is gone in the end."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not shown or not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status(what) as line:
+        yield lambda text: line.update(f"{what}: {text}")
 
 
 def in_notebook() -> bool:

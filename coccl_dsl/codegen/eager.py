@@ -18,7 +18,7 @@ from ..wire.layout import live_elements, wire_bytes
 from .batches import batches
 from .casts import TORCH_DTYPES, has_no_nan, to_dtype
 from .evaluate import Batch, butterflies
-from .launch import FoldArgs, OpContext, Place, StatePlaces
+from .launch import FoldArgs, OpContext, Place, StatePlaces, UserKernel
 from .packing import read_frames, write_frames
 from .philox import uniform
 from .pieces import Part, States, parts
@@ -253,6 +253,8 @@ class EagerBackend:
 
 
 class _EagerFolds:
+    user_kernel: UserKernel | None = None
+
     def __init__(self, signature: Signature, folds: list[FoldArgs], context: OpContext):
         self.signature, self.context, self.folds = signature, context, folds
         if context.rng.device.type == "cpu":

@@ -89,7 +89,20 @@ class OpContext:
     flag_names: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class UserKernel:
+    """A kernel whose first two arguments are the addresses of x and y. variants: aligned -> (function, bytes of shared memory); the aligned one
+    is for offsets and addresses that keep 16 bytes."""
+
+    variants: dict[bool, tuple[int, int]]
+    offsets_aligned: bool
+
+
 class Prepared(Protocol):
+    """user_kernel: of a launch on a GPU that touches x or y."""
+
+    user_kernel: UserKernel | None
+
     def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """x, y: flat contiguous tensors of the op's dtype (the user's input and output)."""
 

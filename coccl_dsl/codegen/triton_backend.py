@@ -21,7 +21,7 @@ from triton import knobs
 from triton.runtime import driver
 
 from ..plan.ops import Signature
-from .launch import FoldArgs, OpContext, Place, StatePlaces
+from .launch import FoldArgs, OpContext, Place, StatePlaces, UserKernel
 from .triton_source import HEADER, KernelSource, Row, Tiling, kernel_key, kernel_source, row_of, tiling
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -75,6 +75,7 @@ class _TritonFolds:
         self.programs = min(needed, max(1, programs // self.folds)) if programs else needed
         self.context = context
         self.aligned = rows.aligned
+        self.user_kernel: UserKernel | None = None
         # The kernel's constants but ALIGNED, in its order.
         one = {
             "ONE_WIRE": all(len(f.wires) <= 1 for f in folds),
@@ -122,11 +123,15 @@ class _TritonFolds:
                 return _compile(function, (index, dtype, aligned, *one.values()), make)
 
         launches: dict[bool, tuple[Any, Any, Any]] = {}
+        variants: dict[bool, tuple[int, int]] = {}
         for aligned in (True, False) if touches_user else (True,):
             if aligned and not self.aligned:
                 continue
             kernel = compiled(aligned)
             launches[aligned] = kernel.run, kernel.function, kernel.packed_metadata
+            variants[aligned] = kernel.function, kernel.metadata.shared
+        if touches_user:
+            self.user_kernel = UserKernel(variants, self.aligned)
         tail = (self.table.data_ptr(), *fixed, c.rng.data_ptr(), c.version.data_ptr(), c.flags.data_ptr())
         programs, offsets_aligned = self.programs * self.folds, self.aligned
         constants = tuple(one.values())

@@ -46,6 +46,10 @@ class _Timeline:
                 for t in step.sends:
                     if t.direct:
                         self.signals.append((point, t.peer, step.level))
+                        continue
+                    for w in t.wires:  # read by another transport, until its wait
+                        if w in source:
+                            self.last_read[source[w]] = point + 1
                 for t in step.recvs:
                     if t.direct:
                         self.waits[t.peer, step.level] = point + 1

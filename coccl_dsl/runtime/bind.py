@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,10 +23,12 @@ from ..pipeline import World, op_factor, raw_codec
 from ..plan.cut import cut
 from ..plan.memory import Layout, lay_out
 from ..plan.ops import Plan
+from ..wire.layout import bits_per_value
 from .agreement import Meeting
 from .dtypes import dtype_name
 from .errors import BindError
 from .executor import Executor
+from .measured import agree_on_table, host_text
 from .op import LocalGroup, LocalOp, Op, Settings, Turn
 from .simulate import world_of
 from .transports.base import Transport
@@ -65,6 +67,7 @@ def settings_of(collective: Collective, like: torch.Tensor, world: int, options:
         "fuse": True,
         "min_bytes": 0,
         "arena_bytes": None,
+        "graphs": True,
     }
     declared = set(collective.program(dtype_name(like.dtype)).codecs)
     compressors = {}
@@ -105,6 +108,7 @@ def settings_of(collective: Collective, like: torch.Tensor, world: int, options:
         compressors,
         _min_bytes(collective, asked, dtype_name(like.dtype), compressors),
         asked["arena_bytes"],
+        bool(asked["graphs"]),
     )
 
 
@@ -174,6 +178,7 @@ def _fingerprint(collective: Collective, s: Settings, world: World, dtype: str, 
         "arena_bytes": str(s.arena_bytes),
         "slices": str(s.depth),
         "transport": s.transport,
+        "graphs": str(s.graphs),
         "plan": digest(plan_text),
     }
 
@@ -237,6 +242,8 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
     if trace is None:
         return Op(collective, world, rank, None, None, None, s, like.device, like.dtype)
     chosen = choose_transport(s.transport, like.device, meeting)
+    if s.transport == "auto":
+        chosen, s = _as_measured(chosen, s, collective, pg, like, meeting)
     problem, op = "", None
     try:
         wiring = _wiring(pg, like.device, chosen, meeting)
@@ -246,6 +253,9 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
         log.debug("bind failed", exc_info=True)
     meeting.report(problem)
     assert op is not None
+    if chosen.name == "nccl":  # which wants captures to be uniform over ranks
+        told = [(r, t) for r, t in enumerate(meeting.gather("graphs", op.graphs.why)) if t]
+        op.graphs.why = op.graphs.why or (f"rank {told[0][0]}: {told[0][1]}" if told else "")
     log.info("%r: transport %s %s", op, chosen.name, chosen.note)
     return op
 
@@ -298,6 +308,46 @@ def choose_transport(asked: str, device: torch.device, meeting: Meeting) -> Chos
     if asked != "auto":
         raise BindError(f"transport={asked!r} is not available: {problem}")
     return Chosen("torch", f"(not symm: {problem})")
+
+
+def _as_measured(
+    chosen: Chosen, s: Settings, collective: Collective, group: dist.ProcessGroup, like: torch.Tensor, meeting: Meeting
+) -> tuple[Chosen, Settings]:
+    """The transport and the slices that the calibration table finds best for this algorithm, or as they were where it knows of none."""
+    hosts = meeting.gather("host", host_text())
+    measured = agree_on_table(meeting, group, like.device, hosts)
+    name = dtype_name(like.dtype)
+    codecs = collective.program(name, s.compressors).codecs.values()
+    if measured.table is None or not codecs:
+        return chosen, s
+    elements = s.capacity * (len(hosts) if collective.kind == "all_gather" else 1)
+    bits = max(bits_per_value(c) for c in codecs)
+    transports = {"torch", "nccl", chosen.name} if like.device.type == "cuda" else {"torch"}
+    verdict = measured.decide(
+        collective.kind, elements, like.element_size(), bits, [collective.name], transports, native=False
+    )
+    if verdict is not None and verdict.best.transport == "nccl":
+        from .transports.nccl import unavailable
+
+        if any(meeting.gather("nccl", unavailable())):
+            verdict = measured.decide(
+                collective.kind,
+                elements,
+                like.element_size(),
+                bits,
+                [collective.name],
+                transports - {"nccl"},
+                native=False,
+            )
+    if verdict is None:
+        return chosen, s
+    way = verdict.best
+    note = f"(as measured: {way})"
+    if way.transport == chosen.name:
+        chosen = replace(chosen, note=note)
+    else:
+        chosen = Chosen(way.transport, note)
+    return chosen, s if s.depth is not None else replace(s, depth=way.slices)
 
 
 @dataclass

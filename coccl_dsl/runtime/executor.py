@@ -320,13 +320,20 @@ class Executor:
                 y[target : target + n].copy_(x[source : source + n])
 
     @staticmethod
-    def run_slice(steps: list[Prepared | ExchangeCall], x: torch.Tensor, y: torch.Tensor) -> Iterator[ExchangeCall]:
-        """Run one slice; yields where wires must move. x and y are flat, contiguous, of the op's dtype."""
+    def run_slice(
+        steps: list[Prepared | ExchangeCall],
+        x: torch.Tensor,
+        y: torch.Tensor,
+        launched: Callable[[Prepared], None] | None = None,
+    ) -> Iterator[ExchangeCall]:
+        """Run one slice; yields where wires must move. x and y are flat, contiguous, of the op's dtype. launched: is told every launch."""
         for step in steps:
             if isinstance(step, ExchangeCall):
                 yield step
             else:
                 step.run(x, y)
+                if launched is not None:
+                    launched(step)
 
     def finish(self, prepared: _Prepared) -> None:
         """The call is complete: states become current, the call number advances."""

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..codegen.casts import to_dtype
+from ..codegen.eager import EagerBackend
 from ..pipeline import World
 from ..plan.cut import Cut
-from ..plan.ops import Plan
+from ..plan.ops import Copy, Plan
 from ..shown import Explanation
 from .dtypes import dtype_name
 from .executor import Executor
-from .replay import call_number
+from .own_graphs import OwnGraph, OwnGraphs, unavailable
+from .replay import call_number, in_region
 from .transports.base import Transport, drive
 from .transports.local import run_all
 
@@ -49,6 +51,7 @@ class Settings:
     compressors: dict[str, str]
     min_bytes: int = 0
     arena_bytes: int | None = None
+    graphs: bool = True
 
 
 class Turn:
@@ -110,6 +113,19 @@ class Op:
         self.device, self.dtype = device, dtype
         self._side: torch.cuda.Stream | None = None
         self.turn = turn if turn is not None else Turn(device)
+        self.graphs = OwnGraphs(self._why_no_graphs())
+
+    def _why_no_graphs(self) -> str:
+        """Why calls of this op are not replayed from graphs of its own, or ""."""
+        if self._executor is None or self.transport is None or self.plan is None:
+            return "nothing is launched"
+        if not self.settings.graphs:
+            return "graphs=False"
+        if isinstance(self._executor.backend, EagerBackend):
+            return "its kernels are torch's"
+        if any(isinstance(s, Copy) and s.pairs for s in self.plan.steps):
+            return "it hands chunks on by copies of the user's memory"
+        return self.transport.no_graphs or unavailable(self.device)
 
     @property
     def slices(self) -> int:
@@ -138,7 +154,10 @@ class Op:
         CollectiveTimeout when a peer fails.
         """
         splits = None
-        if input_splits is not None or output_splits is not None:
+        if input_splits is None and output_splits is None:
+            if self.graphs.of and out is not None and not async_op and self._replayed(x, out):
+                return out
+        else:
             if self.collective.kind != "all_to_all" or input_splits is None or output_splits is None:
                 raise ValueError("input_splits and output_splits belong together, and to all_to_all")
             splits = (tuple(input_splits), tuple(output_splits))
@@ -172,10 +191,82 @@ class Op:
             done = self._side.record_event()
         return Work(result, (flat, y, x), done)
 
-    def _drive(self, x: torch.Tensor, y: torch.Tensor, splits) -> None:
+    def _replayed(self, x: torch.Tensor, out: torch.Tensor) -> bool:
+        """Replay the call if it is one that was captured and its arguments are plainly right: the short way. What is not is for `_call`."""
+        try:
+            graph = self.graphs.of[x.numel()]
+        except (KeyError, AttributeError):
+            return False
+        index = self.device.index
+        if (
+            not isinstance(out, torch.Tensor)
+            or x.dtype is not self.dtype
+            or out.dtype is not self.dtype
+            or x.get_device() != index
+            or out.get_device() != index
+            or not x.is_contiguous()
+            or not out.is_contiguous()
+            or out.numel() != graph.outputs
+        ):
+            return False
+        px, py, size = x.data_ptr(), out.data_ptr(), self.dtype.itemsize
+        apart = px + graph.inputs * size <= py or py + graph.outputs * size <= px
+        if not apart and not (px == py and graph.in_place):
+            return False
+        with self.turn.lock:
+            if not self._may_replay(x.numel()) or torch._C._cuda_getDevice() != index:
+                return False
+            if self.turn.last is not None:
+                self.turn.order(torch.cuda.current_stream(self.device))
+            self._launch(graph, px, py)
+        return True
+
+    def _may_replay(self, count: int) -> bool:
+        executor = self._executor
+        assert executor is not None
+        # A first call with a state is another one, and another count begins afresh.
+        changed = executor.plan.stateful and (executor.fresh or executor.count != count)
+        return not changed and not in_region() and not torch._C._cuda_isCurrentStreamCapturing()
+
+    def _launch(self, graph: OwnGraph, px: int, py: int) -> None:
         assert self._executor is not None and self.transport is not None
-        with call_number(self._executor):
-            drive(self._executor, self.transport, x, y, x.numel(), splits)
+        self.transport.check()
+        graph.launch(px, py, torch._C._cuda_getCurrentRawStream(self.device.index))
+        self.transport.replayed()
+        self._executor.calls += 1
+        self.graphs.replays += 1
+
+    def _drive(self, x: torch.Tensor, y: torch.Tensor, splits) -> None:
+        executor, transport, count = self._executor, self.transport, x.numel()
+        assert executor is not None and transport is not None
+        graph = None
+        if not self.graphs.why and splits is None and self._may_replay(count):
+            graph = self.graphs.of.get(count)
+            if graph is None and self.graphs.due(count):
+                graph = self.graphs.of[count] = self._captured(x, y)
+        if graph is not None:
+            with torch.cuda.device(self.device):
+                self._launch(graph, x.data_ptr(), y.data_ptr())
+            return
+        with call_number(executor):
+            drive(executor, transport, x, y, count, splits)
+
+    def _captured(self, x: torch.Tensor, y: torch.Tensor) -> OwnGraph:
+        executor, transport = self._executor, self.transport
+        assert executor is not None and transport is not None
+        prepared = executor.prepare(x.numel())
+        made, aliases = prepared.cut, executor.plan.buffers.aliases
+        same = [i for i, a in enumerate(aliases) if a >= 0]
+        return OwnGraph(
+            self.device,
+            lambda launched: drive(executor, transport, x, y, x.numel(), launched=launched),
+            x.data_ptr(),
+            y.data_ptr(),
+            made.input_count,
+            made.output_count,
+            bool(same) and all(made.inputs[aliases[i]] == made.outputs[i] for i in same),
+            prepared,
+        )
 
     def _alone(self, flat: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None, async_op: bool) -> Any:
         factor = self.world.factor
@@ -277,6 +368,7 @@ class Op:
         lines.append(
             f"kernels: {type(self._executor.backend).__name__}, slices: {self.slices}, wire memory: {self._executor.arena.numel()} bytes"
         )
+        lines.append(self.graphs.describe())
         return Explanation("\n".join([*lines, summary(self.plan, self.settings.capacity)]))
 
 

@@ -64,6 +64,11 @@ def _running(region: Region, repeated: dict[Executor, int] | None) -> Iterator[N
         _local.run = outer
 
 
+def in_region() -> bool:
+    """Whether this thread runs a region."""
+    return getattr(_local, "run", None) is not None
+
+
 @contextmanager
 def call_number(executor: Executor) -> Iterator[None]:
     """Around one call, on the stream that it runs on.

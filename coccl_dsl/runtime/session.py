@@ -9,7 +9,6 @@ session share one arena of a fixed size; calls that need more wire memory run in
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from .agreement import Meeting
 from .bind import Wiring, assemble, choose_transport, settings_of
 from .dtypes import dtype_name
 from .errors import BindError
+from .measured import Measured, agree_on_table, host_text
 from .op import Op, Turn
 from .simulate import world_of
 from .transports.torch_p2p import TorchTransport, group_timeout
@@ -41,6 +41,7 @@ class Session:
 
     transport   symm or torch; note says why it is not a faster one
     hosts       where each rank runs: equal texts, one machine
+    measured    the calibration table that all ranks go by
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class Session:
         note: str,
         hosts: list[str],
         memory: Mapped | None,
+        measured: Measured,
     ):
         self.group, self.device, self.arena_bytes = group, device, arena_bytes
         self.transport, self.note, self.hosts = transport, note, hosts
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.measured = measured
         self.turn = Turn(device)
         self._memory = memory
         self._local: torch.Tensor | None = None
@@ -151,12 +154,10 @@ def open_session(
         **(terms or {}),
     }
     meeting.agree(own)
-    from .transports.symm import host_name
-
-    # torchrun's nodes are nodes to us, wherever they run; NCCL_HOSTID says so to NCCL.
-    hosts = meeting.gather("host", f"{host_name()}/{os.environ.get('GROUP_RANK', '')}")
+    hosts = meeting.gather("host", host_text())
+    measured = agree_on_table(meeting, group, device, hosts)
     if dist.get_world_size(group) == 1:
-        return Session(group, device, arena_bytes, "torch", "", hosts, None)
+        return Session(group, device, arena_bytes, "torch", "", hosts, None, measured)
     chosen = choose_transport(transport, device, meeting)
     memory, problem = None, ""
     try:
@@ -169,4 +170,4 @@ def open_session(
     except Exception as e:
         problem = f"{type(e).__name__}: {e}"
     meeting.report(problem)
-    return Session(group, device, arena_bytes, chosen.name, chosen.note, hosts, memory)
+    return Session(group, device, arena_bytes, chosen.name, chosen.note, hosts, memory, measured)

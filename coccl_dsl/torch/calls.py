@@ -7,7 +7,6 @@ is collective (for send and recv: of the two ends), so all ranks make first call
 from __future__ import annotations
 
 import json
-import os
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,17 +17,20 @@ import torch.distributed as dist
 
 from ..diagnostics import CompileError
 from ..pipeline import Collective
+from ..plan.calibration import NATIVE
 from ..plan.show import sent_bytes
 from ..policy.read import rebound
 from ..runtime.agreement import Meeting
 from ..runtime.dispatch import binding_lock, capacity_for, capturing, forget_destroyed, refuse_states
 from ..runtime.dtypes import dtype_name
 from ..runtime.errors import BindError, CollectiveError
+from ..runtime.measured import Measured, agree_on_table, host_text
 from ..runtime.op import Op
 from ..runtime.transports.torch_p2p import group_timeout
 from ..wire.codec import DTYPES, Codec
 from . import debug, traffic
 from .choose import CANDIDATES, Choice, node_runs
+from .native import NativeOp
 from .selection import loaded, quickest
 
 Compressors = str | dict[str, str]
@@ -37,9 +39,10 @@ ReduceOp = str | dist.ReduceOp | dist.ReduceOp.RedOpType
 
 @dataclass
 class _Group:
-    """What is known of a process group: (nodes, ranks a node), and the ops that are bound."""
+    """What is known of a process group: (nodes, ranks a node), the calibration table, and the ops that are bound."""
 
     nodes: tuple[int, int] | None = None
+    measured: Measured | None = None
     ops: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
 
@@ -134,25 +137,32 @@ def check(kind: str, compressor: Compressors, algorithm: str) -> None:
 
 
 def bound_op(
-    kind: str, x: torch.Tensor, group: dist.ProcessGroup | None, asked: Asked, splits: dict[str, Any] | None = None
+    kind: str,
+    x: torch.Tensor,
+    group: dist.ProcessGroup | None,
+    asked: Asked,
+    splits: dict[str, Any] | None = None,
+    native: bool = False,
 ) -> Any:
-    """The op of this kind of call, which is bound on the first. splits: of the call, for debug mode alone."""
+    """The op of this kind of call, which is bound on the first. splits: of the call, for debug mode alone. native: a `NativeOp` will do, where
+    torch's own collective was measured to be quicker."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"x is {type(x).__name__}, a tensor is wanted")
     pg = member(group)
     if debug.enabled() and kind != "send_recv" and pg.size() > 1:
         what = f"{kind} ({asked.op}, {asked.compressor}, {asked.algorithm}, root {asked.root})"
         debug.compare(pg, x, what, (splits["input_splits"], splits["output_splits"]) if splits else None)
+    native = native and not splits
     with binding_lock(pg):
-        op = found(kind, x, pg, asked)
-        return op if op is not None else _first(kind, x, pg, asked)
+        op = found(kind, x, pg, asked, native)
+        return op if op is not None else _first(kind, x, pg, asked, native)
 
 
 def _capacity(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> int:
     return asked.pair * pg.size() if asked.pair is not None else capacity_for(kind, x.numel(), pg.size())
 
 
-def _first(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> Any:
+def _first(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked, native: bool) -> Any:
     """Bind the first call of a kind."""
     name = {"send_recv": "send" if asked.ends and asked.ends[0] == "target" else "recv"}.get(kind, kind)
     if capturing(x):
@@ -164,9 +174,18 @@ def _first(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> A
         forget_destroyed(_groups)
     collective, options = binding(kind, x, pg, asked)
     refuse_states(collective, dtype_name(x.dtype), options, f"coccl_dsl.{name}")
-    op = collective.bind(pg, like=x, **options)
-    _known(pg).ops[asked.key(kind, x, _capacity(kind, x, pg, asked))] = op
+    _, choice, capacity = pick(kind, x, pg, asked, native)
+    if choice is not None and choice.name == NATIVE:
+        op = NativeOp(kind, pg, asked.op, choice.text())
+    else:
+        op = collective.bind(pg, like=x, **options)
+    _known(pg).ops[_key(kind, x, capacity, asked, native)] = op
     return op
+
+
+def _key(kind: str, x: torch.Tensor, capacity: int, asked: Asked, native: bool) -> tuple[Any, ...]:
+    # Deterministic algorithms take no choice from what was measured.
+    return *asked.key(kind, x, capacity), native, torch.are_deterministic_algorithms_enabled()
 
 
 def _known(pg: dist.ProcessGroup) -> _Group:
@@ -218,10 +237,10 @@ def tell(role: str, op: Op, count: int) -> None:
     traffic.record(role, kind, op.collective.name, names, raw, wire)
 
 
-def found(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> Any:
+def found(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked, native: bool = False) -> Any:
     """The op of this kind of call, or None where it is not bound yet."""
     kept = _groups.get(pg)
-    return kept.ops.get(asked.key(kind, x, _capacity(kind, x, pg, asked))) if kept else None
+    return kept.ops.get(_key(kind, x, _capacity(kind, x, pg, asked), asked, native)) if kept else None
 
 
 def _rebound(collective: Collective, compressor: Compressors, dtype: str) -> dict[str, str]:
@@ -237,8 +256,10 @@ def _rebound(collective: Collective, compressor: Compressors, dtype: str) -> dic
     return rebound(collective, compressor, dtype)
 
 
-def pick(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> tuple[str, Choice | None, int]:
-    """The algorithm, why (None where it was named), and the capacity. All of it from what all ranks know."""
+def pick(
+    kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked, native: bool = False
+) -> tuple[str, Choice | None, int]:
+    """The algorithm, why (None where it was named), and the capacity. All of it from what all ranks know. native: it may be NATIVE."""
     capacity = _capacity(kind, x, pg, asked)
     if asked.algorithm != "auto" or pg.size() == 1:
         return (asked.algorithm if asked.algorithm != "auto" else CANDIDATES[kind][0].name), None, capacity
@@ -249,7 +270,8 @@ def pick(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked) -> tup
     named = [] if isinstance(given, str) else [given[k] for k in sorted(given) if given[k] != "raw"]
     text = given if isinstance(given, str) else (named or ["raw"])[-1]
     nodes = _nodes(pg, x.device, asked.mesh)
-    choice = quickest(kind, dtype_name(x.dtype), capacity, pg.size(), nodes, x.device, text)
+    measured = _met(pg, x.device).measured if asked.mesh is None and isinstance(given, str) else None
+    choice = quickest(kind, dtype_name(x.dtype), capacity, pg.size(), nodes, x.device, text, measured, native)
     return choice.name, choice, capacity
 
 
@@ -267,12 +289,17 @@ def _nodes(pg: dist.ProcessGroup, device: torch.device, mesh: dict[str, int] | N
         if len(sizes) != 2 or sizes[0] * sizes[1] != n:
             raise BindError(f"mesh={mesh} is not node=..., local=... of {n} ranks")
         return sizes
+    kept = _met(pg, device)
+    assert kept.nodes is not None
+    return kept.nodes
+
+
+def _met(pg: dist.ProcessGroup, device: torch.device) -> _Group:
+    """What the group's ranks told each other. Collective where they have not yet."""
     kept = _known(pg)
     if kept.nodes is None:
-        # torchrun's nodes are nodes to us, wherever they run; NCCL_HOSTID says so to NCCL.
-        from ..runtime.transports.symm import host_name
-
-        own = f"{host_name()}/{os.environ.get('GROUP_RANK', '')}"
-        hosts = Meeting(pg, group_timeout(pg, device), "finding the hosts of a group").gather("host", own)
-        kept.nodes = node_runs(hosts) or (n, 1)
-    return kept.nodes
+        meeting = Meeting(pg, group_timeout(pg, device), "finding the hosts of a group")
+        hosts = meeting.gather("host", host_text())
+        kept.measured = agree_on_table(meeting, pg, device, hosts)
+        kept.nodes = node_runs(hosts) or (pg.size(), 1)
+    return kept

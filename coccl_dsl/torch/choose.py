@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..plan.calibration import Verdict
 from ..plan.model import Link, Links
 
 MAX_LOSSY = 3
@@ -151,14 +152,18 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
 
 @dataclass(frozen=True)
 class Choice:
-    """name of the algorithm; considered: (name, expected seconds, why it is not taken, or "") of every candidate, quickest first."""
+    """name of the algorithm; considered: (name, expected seconds, why it is not taken, or "") of every candidate, quickest first. verdict: of a
+    table measured on this machine, which then decides; with it, name may be NATIVE."""
 
     name: str
     nodes: int
     local: int
     considered: tuple[tuple[str, float, str], ...]
+    verdict: Verdict | None = None
 
     def text(self) -> str:
+        if self.verdict is not None:
+            return f"{self.verdict.best}, as measured on this machine\n{self.verdict.text()}"
         lines = [
             f"{self.name}, for {self.nodes} node{'s' * (self.nodes > 1)} of {self.local} rank{'s' * (self.local > 1)}"
         ]

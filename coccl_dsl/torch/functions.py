@@ -188,9 +188,9 @@ def explain(
     pg, asked = member(group), Asked(op_text(op), compressor, algorithm, mesh, root)
     if pg.size() == 1:
         return Explanation(f"{collective}: a group of one; the result is the input times the op's factor")
-    name, choice, _ = pick(collective, x, pg, asked)
+    name, choice, _ = pick(collective, x, pg, asked, native=True)
     told = f"{collective}: {choice.text()}" if choice else f"{collective}: {name}, as asked for"
-    bound = found(collective, x, pg, asked)
+    bound = found(collective, x, pg, asked, native=True)
     return Explanation(f"{told}\n{bound.explain() if bound is not None else 'not bound yet: the first call binds it'}")
 
 
@@ -212,4 +212,4 @@ def _run(
                     "of the graph, or leave the two away"
                 )
             return library.functional(kind, x, group, asked, **splits)
-    return bound_op(kind, x, group, asked, splits)(x, out=out, async_op=async_op, **splits)
+    return bound_op(kind, x, group, asked, splits, native=True)(x, out=out, async_op=async_op, **splits)

@@ -30,7 +30,7 @@ from ..runtime.transports.torch_p2p import group_timeout
 from . import debug, roles, traffic, works
 from .choose import node_runs
 from .ddp import DDPState
-from .selection import Bound, select
+from .selection import Bound, bypassed, select
 
 log = logging.getLogger("coccl_dsl")
 MIB = 1 << 20
@@ -384,6 +384,12 @@ class Groups:
             unnamed = [r for _, r in choices if r.stateful and roles.current() is None]
             if unnamed:
                 choices, why = (), f"rule {unnamed[0].number} keeps a state: {op} outside FSDP2 and our DDP hook"
+            if (
+                choices
+                and count is not None
+                and all(r.native or self._bypassed(state, r, op, t, count) for _, r in choices)
+            ):
+                choices, why = (), "torch's own was measured to be quicker (coccl-bench --calibrate)"
         role = choices[0][0] if choices else (found[0] if found else state.desc)
         kind = Kind(
             role or state.desc,
@@ -401,6 +407,12 @@ class Groups:
         with self._lock:
             state.kinds[key] = kind
         return kind
+
+    def _bypassed(self, state: GroupState, rule: Rule, op: str, t: torch.Tensor, count: int) -> bool:
+        session, size = state.session_of(rule), state.pg.size()
+        nodes = node_runs(session.hosts) or (size, 1)
+        capacity = capacity_for(op, count, size)
+        return bypassed(rule, op, t.dtype, capacity, size, nodes, t.device, session.measured)
 
     def bound(
         self,
@@ -454,7 +466,7 @@ class Groups:
         session = state.session_of(rule)
         size = state.pg.size()
         nodes = node_runs(session.hosts) or (size, 1)
-        chosen = select(rule, kind, t.dtype, capacity, size, nodes, t.device)
+        chosen = select(rule, kind, t.dtype, capacity, size, nodes, t.device, session.measured)
         if chosen.mesh is not None:
             options = {**options, "mesh": chosen.mesh}
         op = session.bind(

@@ -46,7 +46,7 @@ def _run(kind: str, x: torch.Tensor, a: Arguments, out: torch.Tensor | None) -> 
     splits = {}
     if kind == "all_to_all":
         asked, splits = in_elements(x, group, a["output_splits"], a["input_splits"], a["capacity"], asked)
-    return bound_op(kind, x, group, asked, splits)(x, out=out, **splits)
+    return bound_op(kind, x, group, asked, splits, native=True)(x, out=out, **splits)
 
 
 def _new(kind: str) -> Any:

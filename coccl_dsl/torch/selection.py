@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
 
 from ..pipeline import Collective, load
+from ..plan.calibration import NATIVE
 from ..plan.model import CPU, GPU
 from ..plan.ops import Plan
 from ..plan.show import sent_bytes
 from ..policy.model import Rule
 from ..policy.read import rebound
 from ..runtime.dtypes import dtype_name
+from ..runtime.measured import Measured
 from ..runtime.op import Op
 from ..wire.codec import TYPES
 from ..wire.layout import bits_per_value
 from .choose import CANDIDATES, Choice, choose
+from .native import KINDS
 
 # Counts whose bytes are remembered, where every call has another.
 MAX_SIZES = 4096
@@ -65,8 +68,31 @@ class Selected:
     mesh: dict[str, int] | None
 
 
+def bypassed(
+    rule: Rule,
+    kind: str,
+    dtype: torch.dtype,
+    count: int,
+    size: int,
+    nodes: tuple[int, int],
+    device: torch.device,
+    measured: Measured,
+) -> bool:
+    """Whether torch's own collective was measured to be quicker than what the rule would take."""
+    if rule.algorithm != "auto" or rule.stateful or not isinstance(rule.compressor, str) or kind not in KINDS:
+        return False
+    return quickest(kind, dtype_name(dtype), count, size, nodes, device, rule.compressor, measured, True).name == NATIVE
+
+
 def select(
-    rule: Rule, kind: str, dtype: torch.dtype, count: int, size: int, nodes: tuple[int, int], device: torch.device
+    rule: Rule,
+    kind: str,
+    dtype: torch.dtype,
+    count: int,
+    size: int,
+    nodes: tuple[int, int],
+    device: torch.device,
+    measured: Measured | None = None,
 ) -> Selected:
     """kind: as in `CANDIDATES`. count: elements of the input; size: ranks; nodes: (nodes, ranks a node)."""
     name = dtype_name(dtype)
@@ -74,7 +100,11 @@ def select(
     if algorithm == "auto":
         assert isinstance(rule.compressor, str)
         # Parts of an all_to_all may differ in size, so they go straight to their ranks.
-        quick = None if kind == "all_to_all" else quickest(kind, name, count, size, nodes, device, rule.compressor)
+        quick = (
+            None
+            if kind == "all_to_all"
+            else quickest(kind, name, count, size, nodes, device, rule.compressor, measured)
+        )
         algorithm = quick.name if quick is not None else "all_to_all_direct"
     collective = loaded(algorithm)
     if isinstance(rule.compressor, str):
@@ -86,12 +116,30 @@ def select(
 
 
 def quickest(
-    kind: str, dtype: str, count: int, size: int, nodes: tuple[int, int], device: torch.device, compressor: str
+    kind: str,
+    dtype: str,
+    count: int,
+    size: int,
+    nodes: tuple[int, int],
+    device: torch.device,
+    compressor: str,
+    measured: Measured | None = None,
+    native: bool = False,
 ) -> Choice:
-    """The shipped algorithm for an input of `count` elements, and why. All of it from what all ranks know."""
+    """The shipped algorithm for an input of `count` elements, and why. All of it from what all ranks know.
+
+    measured: the table that the ranks agreed on, which decides where it knows of such calls; native: torch's own collective may be the choice.
+    """
     first = loaded(CANDIDATES[kind][0].name)
     codecs = first.program(dtype, dict.fromkeys(first.program(dtype).codecs, compressor)).codecs.values()
     ratio = max(bits_per_value(c) for c in codecs) / TYPES[dtype][0]
     plain = count * TYPES[dtype][0] / 8 * (size if kind == "all_gather" else 1)
     links = GPU if device.type == "cuda" else CPU
-    return choose(kind, *nodes, plain, ratio, links, compressor == "raw")
+    choice = choose(kind, *nodes, plain, ratio, links, compressor == "raw")
+    if measured is None or compressor == "raw":
+        return choice
+    possible = [name for name, _, why in choice.considered if not why]
+    item = TYPES[dtype][0] // 8
+    elements = count * (size if kind == "all_gather" else 1)
+    verdict = measured.decide(kind, elements, item, ratio * 8 * item, possible, native=native and kind in KINDS)
+    return choice if verdict is None else replace(choice, name=verdict.best.name, verdict=verdict)

@@ -1,6 +1,7 @@
 """Race tests of the symm transport: random sleeps before every kernel, drained wires overwritten, no host synchronisation for 200 calls.
 
-Each argument is PLAN[+PLAN...][/DEPTH][@ARENA][!WAIT]. @ARENA: the ops share a session's arena of so many KiB, and run in passes where it is
+Each argument is PLAN[+PLAN...][*][/DEPTH][@ARENA][!WAIT]. *: the ops replay graphs of their own, whose sleeps are those of the captured call,
+beside random ones between calls. @ARENA: the ops share a session's arena of so many KiB, and run in passes where it is
 small. With `!level:K`, `!credits` or `!turns` (of a shared arena) that wait is removed, and results must then be wrong.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -79,7 +81,7 @@ class Chaos:
                 made.append(step)
                 continue
             drained = [w for w, where in last.items() if where == at and w in direct]
-            made.append(_Noisy(self, step, [self._bytes(w, k) for w in drained]))
+            made += [_Beside(self.pause), step, _Beside(*(partial(self._bytes(w, k).fill_, 0xFF) for w in drained))]
         return made
 
     def _bytes(self, wire: int, k: int) -> torch.Tensor:
@@ -93,15 +95,17 @@ class Chaos:
         return self.executor.arena[offsets[slot] : end]
 
 
-class _Noisy:
-    def __init__(self, chaos: Chaos, inner, drained):
-        self.chaos, self.inner, self.drained = chaos, inner, drained
+class _Beside:
+    """A step that touches neither x nor y."""
+
+    user_kernel = None
+
+    def __init__(self, *work):
+        self.work = work
 
     def run(self, x, y) -> None:
-        self.chaos.pause()
-        self.inner.run(x, y)
-        for t in self.drained:
-            t.fill_(0xFF)
+        for one in self.work:
+            one()
 
 
 def break_op(op, what: str) -> None:
@@ -135,7 +139,7 @@ def break_op(op, what: str) -> None:
     transport._signal = without
 
 
-def prepared_cases(names: list[str], n: int, device: torch.device, depth: int, arena: int, broken: str):
+def prepared_cases(names: list[str], n: int, device: torch.device, depth: int, arena: int, broken: str, graphs: bool):
     cases = []
     session = open_session(dist.group.WORLD, device, arena_bytes=arena << 10, transport="symm") if arena else None
     for i, name in enumerate(names):
@@ -148,29 +152,32 @@ def prepared_cases(names: list[str], n: int, device: torch.device, depth: int, a
         if session is not None:
             op = session.bind(c, dtype=torch.bfloat16, capacity=count, mesh=mesh, depth=depth, compressors=bound)
         else:
-            op = c.bind(like=xs[0][0], mesh=mesh, transport="symm", depth=depth, **bound)
+            op = c.bind(like=xs[0][0], mesh=mesh, transport="symm", depth=depth, graphs=graphs, **bound)
         if broken:
             break_op(op, broken)
-        Chaos(op, 1000 * dist.get_rank() + i)
-        cases.append((name, op, [x[dist.get_rank()] for x in xs], want))
+        chaos = Chaos(op, 1000 * dist.get_rank() + i)
+        cases.append((chaos, op, [x[dist.get_rank()] for x in xs], want))
     return cases
 
 
-def run(names: list[str], calls: int, depth: int, arena: int, broken: str, device: torch.device) -> int:
+def run(names: list[str], calls: int, depth: int, arena: int, broken: str, device: torch.device, graphs: bool) -> int:
     """Number of wrong outputs of all ranks; the ops are called in turn."""
-    cases = prepared_cases(names, dist.get_world_size(), device, depth, arena, broken)
+    cases = prepared_cases(names, dist.get_world_size(), device, depth, arena, broken, graphs)
     for _, op, xs, _ in cases:
         op(xs[0])
     torch.cuda.synchronize()
     dist.barrier()
     wrong = torch.zeros((), dtype=torch.int64, device=device)
     for call in range(calls):
-        name, op, xs, want = cases[call % len(cases)]
+        chaos, op, xs, want = cases[call % len(cases)]
         which = (call // len(cases)) % len(xs)
+        if graphs:
+            chaos.pause()
         got = op(xs[which])
         if not (op.collective.kind == "send_recv" and dist.get_rank() == 0):
             wrong += (bits(got) != bits(want[which])).any()
     torch.cuda.synchronize()
+    assert not graphs or all(op.graphs.replays > calls // len(cases) - 4 for _, op, _, _ in cases), "not replayed"
     gathered: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(gathered, int(wrong))
     return sum(gathered)
@@ -187,8 +194,9 @@ def main() -> None:
         rest, _, broken = spec.partition("!")
         rest, _, arena = rest.partition("@")
         plans, _, depth = rest.partition("/")
+        graphs, plans = "*" in plans, plans.replace("*", "")
         began = time.perf_counter()
-        wrong = run(plans.split("+"), a.calls, int(depth or 1), int(arena or 0), broken, device)
+        wrong = run(plans.split("+"), a.calls, int(depth or 1), int(arena or 0), broken, device, graphs)
         if bool(wrong) != bool(broken):
             failed.append(spec)
         if dist.get_rank() == 0:

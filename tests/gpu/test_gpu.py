@@ -1,4 +1,5 @@
-"""Bits over every transport, races, lifetimes, faults, on two GPUs. On one GPU ranks share it: all but what runs over NCCL. Else skipped."""
+"""Bits over every transport, own graphs, races, lifetimes, faults, on two GPUs. On one GPU ranks share it, and NCCL takes each for a host of its
+own and goes over sockets. Without a GPU all are skipped."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import torch
 import workers
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, this machine has none")
-TRANSPORTS = ["symm", "torch", "nccl"] if torch.cuda.device_count() > 1 else ["symm", "torch"]
+SHARED_GPU = torch.cuda.device_count() < 2
 PLANS = ["two_shot", "ring", "reduce_scatter_direct", "all_gather_direct", "all_to_all_direct", "one_shot", "send_recv"]
 BREAKS = [
     "two_shot!level:0",
@@ -27,18 +28,29 @@ BREAKS = [
 SHARED = "two_shot+all_gather_direct+reduce_scatter_direct+ring+all_to_all_direct"
 
 
+def over_nccl(transport: str) -> bool:
+    """Whether the ranks of a test have to be hosts of their own."""
+    return SHARED_GPU and transport != "symm"
+
+
+@pytest.mark.parametrize("transport", ["symm", "torch", "nccl"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
-def test_every_transport_equals_simulate(dtype):
-    print(workers.launch("equality", 2, "--transports", *TRANSPORTS, "--dtypes", dtype, timeout=400))
+def test_every_transport_equals_simulate(dtype, transport):
+    print(
+        workers.launch(
+            "equality", 2, "--transports", transport, "--dtypes", dtype, timeout=400, hosts=over_nccl(transport)
+        )
+    )
 
 
-def test_slices_change_no_bit():
+@pytest.mark.parametrize("transport", ["symm", "nccl"])
+def test_slices_change_no_bit(transport):
     print(
         workers.launch(
             "equality",
             2,
             "--transports",
-            *(t for t in TRANSPORTS if t != "torch"),
+            transport,
             "--algorithms",
             "two_shot",
             "ring",
@@ -51,8 +63,25 @@ def test_slices_change_no_bit():
             "--depths",
             "2",
             "3",
+            hosts=over_nccl(transport),
         )
     )
+
+
+@pytest.mark.parametrize("transport", ["symm", "nccl"])
+def test_graphs_of_an_op_s_own_calls(transport):
+    print(workers.launch("own_graphs", 2, "--transports", transport, hosts=over_nccl(transport)))
+
+
+@pytest.mark.parametrize("transport", ["symm", "nccl"])
+def test_new_pointers_on_one_rank_only(transport):
+    print(workers.launch("uniform", 2, "--transports", transport, hosts=over_nccl(transport)))
+
+
+@pytest.mark.parametrize("transport", ["symm", "nccl"])
+def test_twelve_groups_and_one_hardware_queue(transport, monkeypatch):
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    print(workers.launch("ordering", 2, "--transports", transport, hosts=over_nccl(transport)))
 
 
 @pytest.mark.parametrize("world", [3, 4, 8])
@@ -96,14 +125,23 @@ def test_lifetimes_graphs_and_bind():
     print(workers.launch("lifetimes", 2))
 
 
-def test_a_missing_peer_is_named():
-    print(workers.launch("faults", 2, timeout=120))
+@pytest.mark.parametrize("transport", ["symm", "nccl"])
+def test_a_missing_peer_is_named(transport):
+    print(workers.launch("faults", 2, "--transports", transport, timeout=120, hosts=over_nccl(transport)))
 
 
 def test_random_delays_change_no_bit():
     interleaved = "two_shot+all_gather_direct+reduce_scatter_direct+ring"
     shared = [f"{SHARED}@4096", f"{SHARED}/2@4096", f"{SHARED}@100"]
     print(workers.launch("races.py", 2, *PLANS, *(f"{p}/2" for p in PLANS), interleaved, *shared, timeout=300))
+
+
+def test_random_delays_with_graphs_of_the_ops():
+    print(
+        workers.launch(
+            "races.py", 2, *(f"{p}*" for p in PLANS), "two_shot+all_gather_direct+ring*", "ring*/2", timeout=300
+        )
+    )
 
 
 def test_random_delays_on_four_ranks():

@@ -275,10 +275,144 @@ def lifetimes() -> None:
         )
 
 
-def faults() -> None:
+def own_graphs(transport: str) -> None:
+    """Calls that the op replays from graphs of its own equal simulate: other tensors, alignments, in place, async, states, slices, other streams;
+    and a user's capture in between."""
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    cases = 0
+    for name, compressor, depth in (
+        ("two_shot", "int8", 1),
+        ("two_shot", "int4(round=stochastic)", 1),
+        ("two_shot", "error_feedback(int4)", 1),
+        ("ring", "int8", 2),
+        ("one_shot", "int4", 1),
+        ("all_gather_direct", "int8", 1),
+        ("reduce_scatter_direct", "int8", 2),
+        ("all_to_all_direct", "int4", 1),
+    ):
+        c = load(name)
+        names = dict.fromkeys(c.program().codecs, compressor)
+        count = 40000 * n + (0 if c.kind in ("reduce_scatter", "all_to_all") else 3)
+        stateful = "stochastic" in compressor or "feedback" in compressor
+        op = c.bind(
+            like=torch.empty(count + 8, dtype=torch.bfloat16, device=device), transport=transport, depth=depth, **names
+        )
+        xs = [inputs(n, count, torch.bfloat16, s, device) for s in range(4)]
+        state = SimState()
+        want = None if stateful else [simulate(c, x, **names)[rank] for x in xs]
+        outs = (n if c.kind == "all_gather" else 1) * count // (n if c.kind == "reduce_scatter" else 1)
+        other = torch.cuda.Stream()
+        for call in range(24):
+            which = call % 4
+            expected = simulate(c, xs[which], state=state, **names)[rank] if want is None else want[which]
+            shift = (0, 8, 1)[call % 3]  # in elements: 16 bytes or not
+            x = torch.empty(count + shift, dtype=torch.bfloat16, device=device)[shift:].copy_(xs[which][rank])
+            if call % 4 == 3 and c.kind == "all_reduce":
+                got = op(x, out=x)
+            elif call % 4 == 2:
+                got = op(x, async_op=True).wait()
+            elif call % 4 == 1:
+                got = op(x, out=torch.empty(outs + 1, dtype=torch.bfloat16, device=device)[call % 2 :][:outs])
+            else:
+                other.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(other):
+                    got = op(x)
+                torch.cuda.current_stream().wait_stream(other)
+            assert torch.equal(bits(got), bits(expected)), (name, compressor, depth, call)
+            cases += 1
+        if c.kind == "all_to_all" and transport == "nccl":
+            assert "copies of the user's memory" in op.graphs.why
+        else:
+            assert op.graphs.replays == (21 if "feedback" in compressor else 22) and len(op.graphs.of) == 1, (
+                name,
+                compressor,
+                op.graphs.describe(),
+            )
+        if want is not None:
+            graph, static = torch.cuda.CUDAGraph(), xs[1][rank].clone()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                y = op(static)
+            graph.replay()
+            assert torch.equal(bits(y), bits(want[1])), name
+            assert torch.equal(bits(op(xs[2][rank])), bits(want[2])), name
+    if rank == 0:
+        print(f"{transport}: {cases} calls from graphs of the op's own are right")
+
+
+def uniform(transport: str) -> None:
+    """Rank 1 brings new pointers in every call, and rank 0 never: 1,000 calls, right and no hang."""
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    c = load("two_shot")
+    for graphs in (True, False):
+        xs = [inputs(n, 30001, torch.bfloat16, s, device) for s in range(5)]
+        want = [simulate(c, x)[rank] for x in xs]
+        op = c.bind(like=xs[0][0], transport=transport, graphs=graphs)
+        static, out = torch.empty_like(xs[0][0]), torch.empty_like(xs[0][0])
+        wrong = torch.zeros((), dtype=torch.int64, device=device)
+        held: list[torch.Tensor] = []
+        for call in range(1000):
+            if rank == 0:
+                static.copy_(xs[call % 5][rank])
+                got = op(static, out=out)
+            else:
+                x = torch.empty(30001 + 8, dtype=torch.bfloat16, device=device)[call % 9 :][:30001].copy_(
+                    xs[call % 5][rank]
+                )
+                got = op(x, out=torch.empty_like(out))
+                held = [*held[-50:], x, got]
+            wrong += (bits(got) != bits(want[call % 5])).any()
+        assert int(wrong) == 0, f"{int(wrong)} wrong results, graphs={graphs}"
+        assert op.graphs.replays == (998 if graphs else 0), op.graphs.describe()
+    if rank == 0:
+        print(f"{transport}: 2,000 calls with new pointers on one rank are right")
+
+
+def ordering(calls: int) -> None:
+    """Twelve groups, first used in different orders by the ranks' own threads of work, one hardware queue; torch's all_reduces on other streams
+    and in graphs in between."""
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    groups = [dist.new_group() for _ in range(12)]
+    c = load("two_shot")
+    nccl = dist.get_backend() == "nccl"
+    transports = ("nccl", "torch") if nccl else ("symm",)
+    count = 5000
+    xs = [inputs(n, count, torch.bfloat16, s, device) for s in range(3)]
+    want = [simulate(c, x)[rank] for x in xs]
+    ops = [c.bind(g, like=xs[0][0], transport=transports[i % len(transports)]) for i, g in enumerate(groups)]
+    beside, plain = torch.cuda.Stream(), torch.ones(1000, device=device)
+    graph = torch.cuda.CUDAGraph()
+    if nccl:
+        dist.all_reduce(plain)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            dist.all_reduce(plain)
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    order = torch.Generator().manual_seed(
+        7
+    )  # the order of calls is the same on all ranks: what the contract asks of users
+    for call in range(calls):
+        op = ops[int(torch.randint(12, (), generator=order))]
+        wrong += (bits(op(xs[call % 3][rank])) != bits(want[call % 3])).any()
+        if nccl and call % 10 == 3:
+            with torch.cuda.stream(beside):
+                dist.all_reduce(plain)
+        if nccl and call % 10 == 7:
+            beside.synchronize()
+            graph.replay()
+            torch.cuda.current_stream().synchronize()
+    assert int(wrong) == 0, f"{int(wrong)} wrong results"
+    if rank == 0:
+        print(f"{calls} calls on 12 groups over {', '.join(transports)} are right")
+
+
+def faults(transports: list[str]) -> None:
     """A peer that stays away: the wait gives up at the deadline, the next call raises and names step and peer."""
     device = start(seconds=4)
-    for transport in ("symm",) if dist.get_backend() == "gloo" else ("symm", "nccl"):
+    for transport in transports:
         rank = dist.get_rank()
         op = load("two_shot").bind(like=torch.ones(5000, device=device), transport=transport)
         op(torch.ones(5000, device=device))
@@ -308,11 +442,19 @@ def main() -> None:
     p.add_argument("--compressors", nargs="+", default=list(COMPRESSORS))
     p.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16", "float16"])
     p.add_argument("--depths", nargs="+", type=int, default=[1])
+    p.add_argument("--calls", type=int, default=10_000)
     a = p.parse_args()
     if a.name == "equality":
         equality(a.transports, a.algorithms, a.compressors, [getattr(torch, d) for d in a.dtypes], a.depths)
-    elif a.name in ("stateful", "lifetimes", "faults", "mixed"):
-        {"stateful": stateful, "mixed": mixed, "lifetimes": lifetimes, "faults": faults}[a.name]()
+    elif a.name in ("stateful", "lifetimes", "mixed"):
+        {"stateful": stateful, "mixed": mixed, "lifetimes": lifetimes}[a.name]()
+    elif a.name == "faults":
+        faults(a.transports)
+    elif a.name in ("own_graphs", "uniform"):
+        for transport in a.transports:
+            {"own_graphs": own_graphs, "uniform": uniform}[a.name](transport)
+    elif a.name == "ordering":
+        ordering(a.calls)
     else:
         raise SystemExit(f"no worker {a.name}")
     dist.destroy_process_group()

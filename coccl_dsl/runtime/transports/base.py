@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
+from ...codegen.launch import Prepared
 from ..executor import ExchangeCall, Executor
 
 
@@ -15,10 +17,15 @@ class Pending(Protocol):
 
 
 class Transport(Protocol):
-    """streams: how many side streams the slices of a call take turns on; 0 where a wait holds the host or one stream serves."""
+    """streams: how many side streams the slices of a call take turns on; 0 where a wait holds the host or one stream serves.
+    no_graphs: why an op may not replay graphs of its calls over it, or ""."""
 
     name: str
     streams: int
+    no_graphs: str
+
+    def check(self) -> None:
+        """Raises CollectiveError when the transport has failed."""
 
     def begin(self) -> None:
         """Before the first step of a call. Raises CollectiveError when the transport has failed."""
@@ -29,6 +36,9 @@ class Transport(Protocol):
 
     def end(self) -> None:
         """After the last step of a call."""
+
+    def replayed(self) -> None:
+        """A captured call was launched on the current stream."""
 
 
 class Done:
@@ -79,9 +89,17 @@ def _copies_beside(executor: Executor, prepared, x: torch.Tensor, y: torch.Tenso
     return stream
 
 
-def drive(executor: Executor, transport: Transport, x: torch.Tensor, y: torch.Tensor, count: int, splits=None) -> None:
+def drive(
+    executor: Executor,
+    transport: Transport,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    count: int,
+    splits=None,
+    launched: Callable[[Prepared], None] | None = None,
+) -> None:
     """Run one call. Slice k+1 starts one level behind slice k, so its Folds run while slice k's wires move; the order of levels over slices
-    is the same on all ranks."""
+    is the same on all ranks. launched: is told every launch of a Fold."""
     executor.begin(count)
     prepared = executor.prepare(count, splits)
     copying: torch.cuda.Stream | None = None
@@ -89,19 +107,26 @@ def drive(executor: Executor, transport: Transport, x: torch.Tensor, y: torch.Te
         transport.begin()
         if number == 0:
             copying = _copies_beside(executor, prepared, x, y)
-        _drive_pass(executor, transport, slices, x, y)
+        _drive_pass(executor, transport, slices, x, y, launched)
         transport.end()
     if copying is not None:
         torch.cuda.current_stream(executor.device).wait_stream(copying)
     executor.finish(prepared)
 
 
-def _drive_pass(executor: Executor, transport: Transport, slices: list[Any], x: torch.Tensor, y: torch.Tensor) -> None:
+def _drive_pass(
+    executor: Executor,
+    transport: Transport,
+    slices: list[Any],
+    x: torch.Tensor,
+    y: torch.Tensor,
+    launched: Callable[[Prepared], None] | None,
+) -> None:
     depth = len(slices)
     lanes = None
     if transport.streams and depth > 1:
         lanes = _Lanes(executor.device, min(transport.streams, executor.plan.levels + 1))
-    running = [executor.run_slice(steps, x, y) for steps in slices]
+    running = [executor.run_slice(steps, x, y, launched) for steps in slices]
     pending: list[Pending | None] = [None] * depth
     level = [0] * depth
     alive = [True] * depth

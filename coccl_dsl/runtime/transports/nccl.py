@@ -46,6 +46,15 @@ def _nccl() -> Any:
     return nccl
 
 
+def unavailable() -> str:
+    """Why this rank cannot have a communicator, or ""."""
+    try:
+        _nccl()
+    except BindError as e:
+        return str(e)
+    return ""
+
+
 class _Communicator:
     """One communicator of a set of ranks, its side stream and its watchdog."""
 
@@ -128,10 +137,13 @@ class _Communicator:
         done = self.stream.record_event()
         if not torch.cuda.is_current_stream_capturing():
             peers = sorted({p.peer for p in (*call.sends, *call.recvs)})
-            where = f"{what}: step {call.level}, slice {call.slice}, with ranks {peers}"
-            with self.lock:
-                self.inflight.append((done, time.monotonic() + self.timeout.total_seconds(), where))
+            self.watch(done, f"{what}: step {call.level}, slice {call.slice}, with ranks {peers}")
         return done
+
+    def watch(self, done: Any, where: str) -> None:
+        """Abort unless the event comes within the timeout."""
+        with self.lock:
+            self.inflight.append((done, time.monotonic() + self.timeout.total_seconds(), where))
 
 
 class _Posted:
@@ -147,6 +159,7 @@ class NcclTransport:
 
     name = "nccl"
     streams = 0
+    no_graphs = ""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str, meeting: Meeting):
         self.device, self.what = device, what
@@ -158,9 +171,15 @@ class NcclTransport:
     def describe(self) -> str:
         return "nccl (a private communicator through cupy)"
 
-    def begin(self) -> None:
+    def check(self) -> None:
         if self.shared.failed is not None:
             raise self.shared.failed
+
+    begin = check
+
+    def replayed(self) -> None:
+        done = torch.cuda.current_stream(self.device).record_event()
+        self.shared.watch(done, f"{self.what}: a replayed call")
 
     def post(self, call: ExchangeCall) -> Pending:
         if not call.sends and not call.recvs:

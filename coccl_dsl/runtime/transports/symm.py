@@ -155,6 +155,9 @@ class SymmTransport:
         self.credits, self.reuses = plan.credits, reuses
         self.others = tuple(r for r in memory.near if r != memory.rank)
         self._launches: dict[tuple[int, int, bool, bool], Callable[[], None]] = {}
+        self.no_graphs = "it shares its wire memory with other ops" if memory.shared else ""
+        if inner is not None:
+            self.no_graphs = "some of its messages go over another transport"
         self.number = 0
         self.tables: list[torch.Tensor] = []
 
@@ -169,7 +172,7 @@ class SymmTransport:
 
     # ------------------------------------------------------------ calls
 
-    def begin(self) -> None:
+    def check(self) -> None:
         memory = self.memory
         if memory.seen[0]:
             step, peer = int(memory.seen[0]) - 1, int(memory.seen[1])
@@ -177,6 +180,10 @@ class SymmTransport:
             raise CollectiveTimeout(
                 f"{self.what}: {where}: rank {peer} did not signal within {memory.deadline / 1e9:g} s; the op can no longer be used"
             )
+
+    def begin(self) -> None:
+        memory = self.memory
+        self.check()
         if self.inner is not None:
             self.inner.begin()
         if not memory.shared:
@@ -196,12 +203,15 @@ class SymmTransport:
         if self.inner is not None:
             self.inner.end()
 
+    def replayed(self) -> None:
+        pass
+
     def post(self, call: ExchangeCall) -> Pending:
         moved: Pending = Done()
-        if call.sends or call.recvs:
-            if self.inner is None:
-                raise CollectiveError(f"{self.what}: step {call.level} has messages to ranks that are not mapped")
+        if self.inner is not None:  # also with nothing to move, as it counts the levels that all ranks post
             moved = self.inner.post(call)
+        elif call.sends or call.recvs:
+            raise CollectiveError(f"{self.what}: step {call.level} has messages to ranks that are not mapped")
         for here, there in call.copies:
             there.copy_(here, non_blocking=True)
         if self.depth == 1:

@@ -52,6 +52,7 @@ class TorchTransport:
 
     name = "torch"
     streams = 0
+    no_graphs = "its transfers are torch's own"
 
     def __init__(
         self,
@@ -72,9 +73,14 @@ class TorchTransport:
             return f"torch ({self.backend}, wires staged through pinned host memory: blocking, for tests)"
         return f"torch ({self.backend})"
 
-    def begin(self) -> None:
+    def check(self) -> None:
         if self.failed is not None:
             raise self.failed
+
+    begin = check
+
+    def replayed(self) -> None:
+        pass
 
     def end(self) -> None:
         pass

@@ -1,0 +1,36 @@
+"""`auto` by a table that was measured on this machine, over real gloo processes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from worlds import spawn
+
+from coccl_dsl.cli.bench import main
+from coccl_dsl.plan.calibration import NATIVE, read_table
+
+
+@pytest.mark.parametrize("case", ["choosing", "differing"])
+def test_what_was_measured_decides(case, tmp_path):
+    spawn("../torch/auto_worker.py", 1, str(tmp_path), case)
+
+
+def test_calibrate_writes_a_table_of_this_machine(tmp_path, capfd):
+    path = tmp_path / "table.json"
+    code = main(
+        ["--calibrate", "all_gather", "--device", "cpu", "--set", "int8", "-b", "4K", "-e", "16K", "--json", str(path)]
+    )
+    assert code == 0 and "2 ranks on 1 host, cpu, gloo: 3 curves" in capfd.readouterr().out
+    table = read_table(path)
+    assert table is not None and json.loads(path.read_text())["about"]["command"].startswith("coccl-bench --calibrate")
+    (curves,) = table.curves.values()
+    assert {c.way.name for c in curves} == {NATIVE, "all_gather_direct", "all_gather_doubling"}
+    assert all(len(c.points) == 2 for c in curves)
+
+
+@pytest.mark.parametrize("arguments", [[], ["all_reduce", "--device", "cpu"]])
+def test_what_is_missing_is_said(arguments, capsys):
+    with pytest.raises(SystemExit) as e:
+        main(arguments)
+    assert e.value.code == 2 and "--calibrate" in capsys.readouterr().err
