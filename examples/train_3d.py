@@ -56,6 +56,8 @@ class Options:
     decay: float = 0.1
     clip: float = 1.0
     dtype: str = "bf16"
+    weights: str = "f32"
+    optimizer: str = "adamw"
     reduce: str = "f32"
     bucket_mb: int = 25
     seed: int = 0
@@ -82,9 +84,11 @@ HELP = {
     "microbatches": "microbatches a step in a pipeline; 0 is twice its stages",
     "lr": "highest learning rate, after the warmup; then a cosine down to a tenth",
     "warmup": "steps in which the learning rate rises",
-    "decay": "AdamW's weight decay, of matrices",
+    "decay": "the optimizer's weight decay, of matrices",
     "clip": "largest norm of the gradient",
-    "dtype": "of the computation: bf16 or f32; weights and optimizer are f32",
+    "dtype": "of the computation: bf16 or f32",
+    "weights": "dtype of what the optimizer changes, and of its states: f32, or bf16 to save memory (--data fsdp)",
+    "optimizer": "adamw, or sgd, which keeps no states",
     "reduce": "of gradients on their way: f32 or bf16",
     "bucket_mb": "DDP's buckets, MiB",
     "log_every": "steps between lines; each waits for the device",
@@ -103,7 +107,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(
         description=words[0], epilog=words[1], formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    choices = {"model": list(MODELS), "data": ["fsdp", "ddp"], "dtype": list(DTYPES), "reduce": list(DTYPES)}
+    choices: dict[str, list[str]] = {"model": list(MODELS), "data": ["fsdp", "ddp"], "optimizer": ["adamw", "sgd"]}
+    choices |= dict.fromkeys(("dtype", "weights", "reduce"), list(DTYPES))
     for f in fields(Options):
         name, text = "--" + f.name.replace("_", "-"), HELP.get(f.name)
         if f.default is False:
@@ -133,6 +138,10 @@ def validate(o: Options, world: int) -> None:
         (
             o.data == "ddp" and o.reduce == "bf16" and not torch.cuda.is_available(),
             "torch's DDP reduces bfloat16 on GPUs alone: say --reduce f32, or --data fsdp",
+        ),
+        (
+            o.data == "ddp" and o.weights == "bf16",
+            "--data ddp reduces in the weights' dtype: say --weights f32, or --data fsdp",
         ),
         (o.data == "ddp" and tp > 1, "--data ddp has no tensor parallelism: say --data fsdp"),
         (heads % tp != 0, f"{o.model} has {heads} heads of keys, which {tp} tensor-parallel ranks cannot share"),
@@ -175,7 +184,7 @@ class Run:
         self.mesh = init_device_mesh(device.type, (pp, dp, tp), mesh_dim_names=("pp", "dp", "tp"))
         self.part = (self.mesh["dp"].get_local_rank(), dp)
         config = config_of(o.model)
-        self.model = build(config, self.mesh, device, o.data, o.dtype, o.reduce, o.bucket_mb, o.seed)
+        self.model = build(config, self.mesh, device, o.data, o.dtype, o.weights, o.reduce, o.bucket_mb, o.seed)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         micro = (o.batch // dp // microbatches(o), o.length)
         autocast = o.data == "ddp" and o.dtype != "f32"
@@ -185,9 +194,12 @@ class Run:
             for one in by_mesh(self.parameters)
             for matrix in (True, False)
         ]
-        self.optimizer = torch.optim.AdamW(
-            [g for g in groups if g["params"]], lr=o.lr, betas=(0.9, 0.95), fused=device.type == "cuda" or None
-        )
+        groups, fused = [g for g in groups if g["params"]], device.type == "cuda" or None
+        self.optimizer: torch.optim.Optimizer
+        if o.optimizer == "sgd":
+            self.optimizer = torch.optim.SGD(groups, lr=o.lr, fused=fused)
+        else:
+            self.optimizer = torch.optim.AdamW(groups, lr=o.lr, betas=(0.9, 0.95), fused=fused)
         self.checkpoint = Checkpoint(self.model, self.optimizer)
         whole = Stage(config, range(config.num_hidden_layers))
         self.flops = flops_a_token(config, sum(p.numel() for p in whole.parameters()), o.length)
@@ -305,11 +317,23 @@ class Run:
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
+def share_gpus() -> None:
+    """Where one machine has fewer GPUs than ranks, they share them. NCCL refuses two ranks of one host on a GPU, but not two hosts: each rank is one,
+    and NCCL goes over the loopback's sockets. Good for losses and bytes, not for times."""
+    ranks, gpus = int(os.environ["WORLD_SIZE"]), torch.cuda.device_count()
+    if ranks == int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) > gpus:
+        own = {"NCCL_HOSTID": f"rank{os.environ['RANK']}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+        os.environ.update({name: value for name, value in own.items() if name not in os.environ})
+        if os.environ["RANK"] == "0":
+            print(f"train_3d.py: {ranks} ranks share {gpus} GPU(s): times mean little", file=sys.stderr)
+
+
 def start(o: Options) -> torch.device:
     """Join the world: NCCL on GPUs, gloo without, or a group that does nothing. Raises ValueError for a policy that is not in force."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        share_gpus()
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if o.no_communication:
         from torch.testing._internal.distributed.fake_pg import FakeStore

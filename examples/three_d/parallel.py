@@ -32,19 +32,20 @@ def build(
     device: torch.device,
     data: str,
     dtype: str,
+    weights: str,
     reduce: str,
     bucket_mb: int,
     seed: int,
 ) -> nn.Module:
-    """This rank's stage with random weights in float32, sharded by FSDP2 (data = "fsdp") or replicated by DDP ("ddp"), part by part, so
-    that no rank ever holds more than one part whole under FSDP2. dtype: of the computation; reduce: of gradients on their way."""
+    """This rank's stage with random weights, sharded by FSDP2 (data = "fsdp") or replicated by DDP ("ddp"), part by part, so that no rank ever
+    holds more than one part whole under FSDP2. dtype: of the computation; weights: of the parameters; reduce: of gradients on their way."""
     pp, dp, tp = (mesh[name] for name in ("pp", "dp", "tp"))
     stage = Stage(config, layers_of(config.num_hidden_layers, pp.get_local_rank(), pp.size()))
     mixed = MixedPrecisionPolicy(param_dtype=DTYPES[dtype], reduce_dtype=DTYPES[reduce])
     # A pipeline runs forward and backward in turns: gathering weights for each would send them once a microbatch.
     keep = pp.size() > 1
     for name, part in stage.parts():
-        materialize(part, name, config, tp.size(), device, seed)
+        materialize(part.to(DTYPES[weights]), name, config, tp.size(), device, seed)
         if name.startswith("blocks."):
             if tp.size() > 1:
                 split(part, tp)

@@ -219,6 +219,7 @@ def test_without_communication_there_is_a_time_and_nothing_else(one_rank: None, 
         (["--steps", "0"], "--steps is at least 1"),
         (["--policy", "nowhere.toml"], "nowhere.toml"),
         (["--no-communication", "--checkpoint", "x"], "goes with neither --checkpoint"),
+        (["--data", "ddp", "--weights", "bf16"], "--data ddp reduces in the weights' dtype"),
     ],
 )
 def test_what_does_not_fit_together_is_said(
@@ -226,3 +227,44 @@ def test_what_does_not_fit_together_is_said(
 ):
     assert train_3d.main(arguments) == 2
     assert why in capsys.readouterr().err
+
+
+def test_weights_and_optimizer_may_take_less_memory(one_rank: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = []
+
+    class Seen(train_3d.Run):
+        def train(self):
+            made.append(self)
+            return super().train()
+
+    monkeypatch.setattr(train_3d, "Run", Seen)
+    for weights, optimizer, states in (("bf16", "sgd", 0), ("bf16", "adamw", 2), ("f32", "adamw", 2)):
+        log = tmp_path / f"{weights} {optimizer}"
+        more = ["--weights", weights, "--optimizer", optimizer, "--lr", "0.1" if optimizer == "sgd" else "3e-3"]
+        assert train_3d.main([*SMALL, "--steps", "8", "--warmup", "1", "--json", str(log), *more]) == 0
+        losses = [line["loss"] for line in log_of(log) if line["kind"] == "step"]
+        assert losses[-1] < losses[0], (weights, optimizer)
+        (run,) = made
+        assert {p.dtype for p in run.parameters} == {train_3d.DTYPES[weights]}
+        for held in run.optimizer.state.values():
+            tensors = [t for name, t in held.items() if name != "step" and t is not None]
+            assert len(tensors) == states and {t.dtype for t in tensors} <= {train_3d.DTYPES[weights]}
+        made.clear()
+
+
+def test_ranks_of_one_machine_share_gpus_where_there_are_fewer(monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    names = ("NCCL_HOSTID", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE")
+
+    def environment(**env: str) -> list[str | None]:
+        with monkeypatch.context() as m:
+            m.setattr(train_3d.os, "environ", {"RANK": "0", "WORLD_SIZE": "2", **env})
+            train_3d.share_gpus()
+            return [train_3d.os.environ.get(name) for name in names]
+
+    assert environment(LOCAL_WORLD_SIZE="2") == ["rank0", "lo", "1"]
+    assert "2 ranks share 1 GPU(s)" in capsys.readouterr().err
+    assert environment(LOCAL_WORLD_SIZE="2", NCCL_SOCKET_IFNAME="eth0") == ["rank0", "eth0", "1"]
+    assert environment(LOCAL_WORLD_SIZE="1") == [None] * 3, "two machines"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert environment(LOCAL_WORLD_SIZE="2") == [None] * 3

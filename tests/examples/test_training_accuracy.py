@@ -1,0 +1,59 @@
+"""benchmarks/training_accuracy.py: what it compares, what it keeps of an earlier call, and (full) the whole of it with a tiny model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "training_accuracy.py"
+spec = importlib.util.spec_from_file_location("training_accuracy", SCRIPT)
+assert spec is not None and spec.loader is not None
+accuracy = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(accuracy)
+
+
+def test_dp_is_to_be_near_off_and_the_bad_one_is_not():
+    def met(off: float, dp: float, bad: float) -> dict[str, bool]:
+        losses = {"off": off, "dp": dp, "bad": bad}
+        found = accuracy.compared({name: {"validation_loss": loss} for name, loss in losses.items()})
+        return {name: row["met"] for name, row in found.items()}
+
+    assert met(2.0, 2.009, 2.2) == {"dp": True, "bad": True}
+    assert met(2.0, 1.991, 2.009) == {"dp": True, "bad": False}
+    assert met(2.0, 2.011, float("nan")) == {"dp": False, "bad": True}
+    assert met(2.0, float("nan"), 2.0) == {"dp": False, "bad": False}
+    assert accuracy.compared({"dp": {"validation_loss": 1.0}}) == {}
+
+
+def test_what_is_there_is_kept_if_its_settings_are_the_same(tmp_path: Path):
+    path = tmp_path / "new" / "found.json"
+    assert accuracy.read(path, {"steps": 3}) == {"settings": {"steps": 3}, "runs": {}}
+    path.write_text(json.dumps({"settings": {"steps": 3}, "runs": {"off": {}}}))
+    assert accuracy.read(path, {"steps": 3})["runs"] == {"off": {}}
+    with pytest.raises(ValueError, match="was made with other steps: name another --json"):
+        accuracy.read(path, {"steps": 4})
+
+
+def test_a_run_that_fails_or_is_late_says_so(tmp_path: Path):
+    with pytest.raises(RuntimeError, match=r"exit status 1\n(.|\n)*is not a multiple"):
+        accuracy.run("off", accuracy.SMALL | {"data": "ddp", "mesh": "2x1x1", "batch": 3}, tmp_path / "a.json", 100)
+    with pytest.raises(RuntimeError, match=r"not done after 1 s \(--seconds\)"):
+        accuracy.run("off", accuracy.SMALL | {"data": "ddp", "mesh": "2x1x1"}, tmp_path / "a.json", 1)
+
+
+@pytest.mark.full
+def test_a_tiny_model(tmp_path: Path):
+    path = tmp_path / "a.json"
+    command = [sys.executable, str(SCRIPT), "--small", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(path.read_text())
+    assert all(row["met"] for row in found["compared"].values()) and set(found["runs"]) == {"off", "dp", "bad"}
+    assert found["runs"]["dp"]["sent_share"] < 0.2
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.stdout.count("is there already") == 3
