@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -36,6 +36,8 @@ log = logging.getLogger("coccl_dsl")
 MIB = 1 << 20
 # How long ranks that have just met wait for one of them that has no policy.
 AGREEMENT = timedelta(minutes=5)
+# Sizes that go native and are remembered, where every call has another.
+MAX_PASSED = 4096
 
 
 @dataclass(slots=True)
@@ -56,15 +58,17 @@ class Kind:
 
 @dataclass
 class GroupState:
-    """sessions: by transport. missing: why the group's calls all go native, or "". shut: op -> (generation, the counter where no rule can be for it). idle: ops of
-    messages between two ranks whose wires are not in flight."""
+    """sessions: by transport. missing: why the group's calls all go native, or "". passed: counters of what goes native whatever else a call
+    is, in generation `of`: an op, or None where some rule may be for it; and (op, dtype, elements, role that is running). idle: ops of messages
+    between two ranks whose wires are not in flight."""
 
     pg: dist.ProcessGroup
     desc: str
     device: torch.device | None
     sessions: dict[str, Session]
     missing: str
-    shut: dict[str, tuple[int, list[int] | None]] = field(default_factory=dict)
+    of: int = -1
+    passed: dict[Hashable, list[int] | None] = field(default_factory=dict)
     idle: dict[Hashable, list[Bound]] = field(default_factory=dict)
     kinds: dict[Hashable, Kind] = field(default_factory=dict)
     ops: dict[Hashable, Bound] = field(default_factory=dict)
@@ -79,10 +83,11 @@ Taken = tuple[GroupState, Kind, Rule]
 
 
 class Groups:
-    """All groups of this process, under one policy."""
+    """All groups of this process, under one policy. look: called with an op as soon as a group is there for which some rule may take it."""
 
-    def __init__(self, policy: Policy):
+    def __init__(self, policy: Policy, look: Callable[[str], None]):
         self.policy = policy
+        self._look, self._looked = look, set[str]()
         self.steps = 0
         self.generation = 0
         self.debug = policy.debug or debug.enabled()
@@ -134,6 +139,7 @@ class Groups:
         else:
             state.sessions, state.missing = sessions, missing
             self.generation += 1
+        self._look_for(self.states[pg])
 
     def _wanted(self, pg: dist.ProcessGroup) -> bool:
         """Whether any rule may take calls of this group; a group that nothing is known of may be claimed later."""
@@ -183,6 +189,8 @@ class Groups:
             self.generation += 1
             if pg in self.states or pg in dist.distributed_c10d._world.pg_map:
                 self.open(pg)
+            if pg in self.states:
+                self._look_for(self.states[pg])
 
     # ------------------------------------------------------------ states
 
@@ -242,17 +250,38 @@ class Groups:
 
     # ------------------------------------------------------------ one call
 
+    def _look_for(self, state: GroupState) -> None:
+        """Have ops looked at that some rule may now take, or that are logged or compared."""
+        for op in sorted(self.policy.ops - self._looked):
+            if self._shut(state, op) is None:
+                self._looked.add(op)
+                self._look(op)
+
     def shut(self, pg: dist.ProcessGroup, op: str) -> bool:
-        """Whether no rule is for this op on this group, whatever its tensors: what costs such calls the least. Counts the call."""
+        """Whether no rule is for this op on this group, whatever its tensors. Counts the call."""
+        return self.passes(pg, op, None)
+
+    def passes(self, pg: dist.ProcessGroup, op: str, t: torch.Tensor | None) -> bool:
+        """Whether a call goes native whatever else it is: because of its op on this group, or of its input's dtype and size. What costs native calls
+        the least: nothing else of the call is looked at. Counts the call."""
         state = self.states.get(pg)
         if state is None:
             return False
-        entry = state.shut.get(op)
-        if entry is None or entry[0] != self.generation:
-            entry = state.shut[op] = (self.generation, self._shut(state, op))
-        if entry[1] is None:
-            return False
-        entry[1][0] += 1
+        passed = state.passed
+        if state.of != self.generation:
+            passed.clear()
+            state.of = self.generation
+        counter = None
+        if t is not None:
+            now = roles.current()
+            counter = passed.get((op, t.dtype, t.numel(), now and now[0]))
+        if counter is None:
+            if op not in passed:
+                passed[op] = self._shut(state, op)
+            counter = passed[op]
+            if counter is None:
+                return False
+        counter[0] += 1
         return True
 
     def _shut(self, state: GroupState, op: str) -> list[int] | None:
@@ -264,6 +293,15 @@ class Groups:
             return None
         found = roles.roles_of(state.pg, op)
         return traffic.native_counter(found[0] if found else state.desc, op, state.missing or "no rule")
+
+    def _never(self, op: str, t: torch.Tensor) -> bool:
+        """Whether no rule for this op takes tensors of this dtype and size, on any group. Logging and debugging want to see all calls."""
+        name = NAMES.get(t.dtype)
+        if self.debug or self.policy.log:
+            return False
+        rules = [r for r in self.policy.rules if not r.native and any(s.takes(s.role, op, s.direction) for s in r.on)]
+        call = Call((), op, name or "", t.numel() * t.element_size())
+        return name is None or all(r.misses(call) for r in rules)
 
     def decide(
         self,
@@ -298,6 +336,10 @@ class Groups:
         kind.calls += 1
         if not kind.choices:
             kind.skipped[0] += 1
+            if count == t.numel() and state.of == self.generation and self._never(op, t):
+                if len(state.passed) > MAX_PASSED:
+                    state.passed.clear()
+                state.passed[op, t.dtype, count, running and running[0]] = kind.skipped
             return None
         now = self.steps if self.policy.steps == "step()" else kind.calls - 1
         for role, rule in kind.choices:

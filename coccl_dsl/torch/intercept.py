@@ -47,6 +47,7 @@ SCHEMAS = {
     "recv_any_source_": f"(Tensor[] tensors, {_PG}, int tag) -> {_WORK}",
 }
 _NSYS = "NSYS_PROFILING_SESSION_ID" in os.environ
+_unbox = dist.ProcessGroup.unbox
 _AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
 
@@ -64,12 +65,15 @@ def unknown_schemas() -> list[str]:
 
 
 class Kernels:
-    """Installed while it lives; `remove` takes the kernels off again."""
+    """Kernels on the ops that `install` was called for; `remove` takes them off again. groups: set before the first of them runs."""
 
-    def __init__(self, groups: Groups):
-        self.groups = groups
+    groups: Groups
+
+    def __init__(self) -> None:
         self._library = torch.library.Library("c10d", "IMPL")
-        # Kernels cost a call some 10 us, so there are none for ops that no rule names.
+
+    def install(self, op: str) -> None:
+        """Look at an op's calls. A kernel in Python costs each of them some microseconds, so there are none for ops that no rule can take."""
         kernels: dict[str, dict[str, Callable[..., Any]]] = {
             "all_reduce": {"allreduce_": self.allreduce, "allreduce_coalesced_": self.allreduce_coalesced},
             "all_gather": {
@@ -87,11 +91,10 @@ class Kernels:
             "reduce": {"reduce_": self.reduce},
             "send": {"send": self.send, "recv_": self.recv, "recv_any_source_": self.recv_any_source},
         }
-        for op in groups.policy.ops:
-            for name, kernel in kernels[op].items():
-                native = getattr(torch.ops.c10d, name).default
-                _leave_untraced(kernel)
-                self._library.impl(name, partial(kernel, native), "BackendSelect", with_keyset=True)
+        for name, kernel in kernels[op].items():
+            native = getattr(torch.ops.c10d, name).default.redispatch
+            _leave_untraced(kernel)
+            self._library.impl(name, partial(kernel, native), "BackendSelect", with_keyset=True)
 
     def remove(self) -> None:
         self._library._destroy()
@@ -99,79 +102,76 @@ class Kernels:
     # ------------------------------------------------------------ one tensor
 
     def allreduce(self, native, ks, tensors, so, rop, sparse=None, *rest):
-        pg = dist.ProcessGroup.unbox(so)
-        if not self.groups.shut(pg, "all_reduce") and len(tensors) == 1 and sparse is None:
-            t = tensors[0]
+        pg = _unbox(so)
+        if len(tensors) == 1 and not self.groups.passes(pg, "all_reduce", t := tensors[0]) and sparse is None:
             taken = self.groups.decide(pg, "all_reduce", t, t.numel(), rop.op())
             if taken is not None:
 
                 def exact(x):
-                    return _wait(native.redispatch(ks & _AFTER, [x], so, rop, None), x)
+                    return _wait(native(ks & _AFTER, [x], so, rop, None), x)
 
                 run = self.call(taken, t, t, rop, exact)
                 return tensors, issue(pg, t.device, _async(rest), run, tensors, t).boxed()
-        return native.redispatch(ks & _AFTER, tensors, so, rop, sparse, *rest)
+        return native(ks & _AFTER, tensors, so, rop, sparse, *rest)
 
     def allgather_base(self, native, ks, out, x, so, *rest):
-        pg = dist.ProcessGroup.unbox(so)
+        pg = _unbox(so)
         taken = self.gathers(pg, x, out)
         if taken is None:
-            return native.redispatch(ks & _AFTER, out, x, so, *rest)
+            return native(ks & _AFTER, out, x, so, *rest)
 
         def exact(given):
             y = torch.empty_like(out)
-            return _wait(native.redispatch(ks & _AFTER, y, given, so), y)
+            return _wait(native(ks & _AFTER, y, given, so), y)
 
         run = self.call(taken, x, out, None, exact)
         return out, issue(pg, x.device, _async(rest), run, [out], (x, out)).boxed()
 
     def reduce_scatter_base(self, native, ks, out, x, so, rop, *rest):
-        pg = dist.ProcessGroup.unbox(so)
+        pg = _unbox(so)
         taken = self.scatters(pg, x, out, rop)
         if taken is None:
-            return native.redispatch(ks & _AFTER, out, x, so, rop, *rest)
+            return native(ks & _AFTER, out, x, so, rop, *rest)
 
         def exact(given):
             y = torch.empty_like(out)
-            return _wait(native.redispatch(ks & _AFTER, y, given, so, rop), y)
+            return _wait(native(ks & _AFTER, y, given, so, rop), y)
 
         run = self.call(taken, x, out, rop, exact)
         return out, issue(pg, x.device, _async(rest), run, [out], (x, out)).boxed()
 
     def broadcast(self, native, ks, tensors, so, root, root_tensor, *rest):
-        pg = dist.ProcessGroup.unbox(so)
-        if not self.groups.shut(pg, "broadcast") and len(tensors) == 1:
-            t = tensors[0]
+        pg = _unbox(so)
+        if len(tensors) == 1 and not self.groups.passes(pg, "broadcast", t := tensors[0]):
             taken = self.groups.decide(pg, "broadcast", t, t.numel(), where=root)
             if taken is not None:
 
                 def exact(x):
-                    return _wait(native.redispatch(ks & _AFTER, [x], so, root, root_tensor), x)
+                    return _wait(native(ks & _AFTER, [x], so, root, root_tensor), x)
 
                 run = self.call(taken, t, t, None, exact, root=root)
                 return tensors, issue(pg, t.device, _async(rest), run, tensors, t).boxed()
-        return native.redispatch(ks & _AFTER, tensors, so, root, root_tensor, *rest)
+        return native(ks & _AFTER, tensors, so, root, root_tensor, *rest)
 
     def reduce(self, native, ks, tensors, so, rop, root, root_tensor, *rest):
-        pg = dist.ProcessGroup.unbox(so)
-        if not self.groups.shut(pg, "reduce") and len(tensors) == 1:
-            t = tensors[0]
+        pg = _unbox(so)
+        if len(tensors) == 1 and not self.groups.passes(pg, "reduce", t := tensors[0]):
             taken = self.groups.decide(pg, "reduce", t, t.numel(), rop.op(), where=root)
             if taken is not None:
                 run = self.call(taken, t, t if pg.rank() == root else None, rop, None, root=root)
                 return issue(pg, t.device, _async(rest), run, tensors, t).boxed()
-        return native.redispatch(ks & _AFTER, tensors, so, rop, root, root_tensor, *rest)
+        return native(ks & _AFTER, tensors, so, rop, root, root_tensor, *rest)
 
     # ------------------------------------------------------------ coalesced: each tensor on its own
 
     def allreduce_coalesced(self, native, ks, tensors, so, rop, *rest):
         def left(some):
-            return native.redispatch(ks & _AFTER, [x for x, _ in some], so, rop, *rest)
+            return native(ks & _AFTER, [x for x, _ in some], so, rop, *rest)
 
         def decide(pg, x, _):
             return (
                 None
-                if self.groups.shut(pg, "all_reduce")
+                if self.groups.passes(pg, "all_reduce", x)
                 else self.groups.decide(pg, "all_reduce", x, x.numel(), rop.op())
             )
 
@@ -179,13 +179,13 @@ class Kernels:
 
     def allgather_coalesced(self, native, ks, outs, inputs, so, *rest):
         def left(some):
-            return native.redispatch(ks & _AFTER, [y for _, y in some], [x for x, _ in some], so, *rest)
+            return native(ks & _AFTER, [y for _, y in some], [x for x, _ in some], so, *rest)
 
         return self.coalesced(so, list(zip(inputs, outs, strict=True)), self.gathers, None, left, rest)
 
     def reduce_scatter_coalesced(self, native, ks, outs, inputs, so, rop, *rest):
         def left(some):
-            return native.redispatch(ks & _AFTER, [y for _, y in some], [x for x, _ in some], so, rop, *rest)
+            return native(ks & _AFTER, [y for _, y in some], [x for x, _ in some], so, rop, *rest)
 
         def decide(pg, x, y):
             return self.scatters(pg, x, y, rop)
@@ -194,7 +194,7 @@ class Kernels:
 
     def coalesced(self, so, pairs, decide, rop, left, rest):
         """left: runs some of the pairs natively and returns their boxed Work."""
-        pg = dist.ProcessGroup.unbox(so)
+        pg = _unbox(so)
         taken = [decide(pg, x, y) for x, y in pairs]
         if not any(taken):
             return left(pairs)
@@ -213,7 +213,7 @@ class Kernels:
 
     def allgather_lists(self, native, ks, outs, inputs, so, *rest):
         if len(inputs) == 1 and len(outs) == 1:
-            pg, x, parts = dist.ProcessGroup.unbox(so), inputs[0], outs[0]
+            pg, x, parts = _unbox(so), inputs[0], outs[0]
             even = len(parts) == pg.size() and all(p.numel() == x.numel() and p.dtype == x.dtype for p in parts)
             taken = self.gathers(pg, x, None) if even else self.uneven(pg, "all_gather", x)
             if taken is not None:
@@ -225,11 +225,11 @@ class Kernels:
                         part.detach().copy_(piece.view(part.shape))
 
                 return outs, issue(pg, x.device, _async(rest), run, outs, (inputs, outs)).boxed()
-        return native.redispatch(ks & _AFTER, outs, inputs, so, *rest)
+        return native(ks & _AFTER, outs, inputs, so, *rest)
 
     def reduce_scatter_lists(self, native, ks, outs, inputs, so, rop, *rest):
         if len(inputs) == 1 and len(outs) == 1:
-            pg, out, parts = dist.ProcessGroup.unbox(so), outs[0], inputs[0]
+            pg, out, parts = _unbox(so), outs[0], inputs[0]
             even = len(parts) == pg.size() and all(p.numel() == out.numel() and p.dtype == out.dtype for p in parts)
             if even:
                 count = len(parts) * out.numel()
@@ -244,7 +244,7 @@ class Kernels:
                     self.call(taken, joined, out, rop, None)()
 
                 return outs, issue(pg, out.device, _async(rest), run, outs, (inputs, outs)).boxed()
-        return native.redispatch(ks & _AFTER, outs, inputs, so, rop, *rest)
+        return native(ks & _AFTER, outs, inputs, so, rop, *rest)
 
     def uneven(self, pg: dist.ProcessGroup, op: str, t: torch.Tensor) -> None:
         self.groups.record_native(pg, op, "tensors of different sizes")
@@ -252,22 +252,22 @@ class Kernels:
     # ------------------------------------------------------------ all to all
 
     def alltoall_base(self, native, ks, out, x, so, out_splits, in_splits, *rest):
-        pg = dist.ProcessGroup.unbox(so)
+        pg = _unbox(so)
         taken = None
         if not self.groups.shut(pg, "all_to_all") and out.dtype == x.dtype:
             taken = self.groups.decide(pg, "all_to_all", x, None)
         if taken is None:
-            return native.redispatch(ks & _AFTER, out, x, so, out_splits, in_splits, *rest)
+            return native(ks & _AFTER, out, x, so, out_splits, in_splits, *rest)
         run = all_to_all_parts(self, taken, x, out, list(in_splits), list(out_splits))
         return issue(pg, x.device, _async(rest), run, [out], (x, out)).boxed()
 
     def alltoall_lists(self, native, ks, outs, inputs, so, *rest):
-        pg = dist.ProcessGroup.unbox(so)
+        pg = _unbox(so)
         taken = None
         if not self.groups.shut(pg, "all_to_all") and inputs:
             taken = self.groups.decide(pg, "all_to_all", inputs[0], None)
         if taken is None:
-            return native.redispatch(ks & _AFTER, outs, inputs, so, *rest)
+            return native(ks & _AFTER, outs, inputs, so, *rest)
 
         def run() -> None:
             x = torch.cat([t.detach().reshape(-1) for t in inputs])
@@ -281,27 +281,27 @@ class Kernels:
     # ------------------------------------------------------------ two ranks
 
     def send(self, native, ks, tensors, so, dst, tag):
-        work = single(self.groups, dist.ProcessGroup.unbox(so), tensors, True, dst, tag)
-        return work.boxed() if work is not None else native.redispatch(ks & _AFTER, tensors, so, dst, tag)
+        work = single(self.groups, _unbox(so), tensors, True, dst, tag)
+        return work.boxed() if work is not None else native(ks & _AFTER, tensors, so, dst, tag)
 
     def recv(self, native, ks, tensors, so, src, tag):
-        work = single(self.groups, dist.ProcessGroup.unbox(so), tensors, False, src, tag)
-        return work.boxed() if work is not None else native.redispatch(ks & _AFTER, tensors, so, src, tag)
+        work = single(self.groups, _unbox(so), tensors, False, src, tag)
+        return work.boxed() if work is not None else native(ks & _AFTER, tensors, so, src, tag)
 
     def recv_any_source(self, native, ks, tensors, so, tag):
-        pg = dist.ProcessGroup.unbox(so)
+        pg = _unbox(so)
         if any(self.groups.decide(pg, "send", t, t.numel(), where=("any", tag)) for t in tensors):
             raise CollectiveError(
                 f"recv of {tensors[0].numel()} elements of {tensors[0].dtype} without a source: the policy compresses what is sent here, and what "
                 "comes can only be read where its source is known. Name src=, or leave this group's send out of the policy"
             )
-        return native.redispatch(ks & _AFTER, tensors, so, tag)
+        return native(ks & _AFTER, tensors, so, tag)
 
     # ------------------------------------------------------------ shared
 
     def gathers(self, pg: dist.ProcessGroup, x: torch.Tensor, out: torch.Tensor | None) -> Taken | None:
         if (
-            self.groups.shut(pg, "all_gather")
+            self.groups.passes(pg, "all_gather", x)
             or out is not None
             and (out.numel() != x.numel() * pg.size() or out.dtype != x.dtype)
         ):
@@ -309,7 +309,7 @@ class Kernels:
         return self.groups.decide(pg, "all_gather", x, x.numel())
 
     def scatters(self, pg: dist.ProcessGroup, x: torch.Tensor, out: torch.Tensor, rop: Any) -> Taken | None:
-        if self.groups.shut(pg, "reduce_scatter") or x.numel() != out.numel() * pg.size() or out.dtype != x.dtype:
+        if self.groups.passes(pg, "reduce_scatter", x) or x.numel() != out.numel() * pg.size() or out.dtype != x.dtype:
             return None
         return self.groups.decide(pg, "reduce_scatter", x, x.numel(), rop.op())
 

@@ -57,9 +57,8 @@ def single(
     groups: Groups, pg: dist.ProcessGroup, tensors: Sequence[torch.Tensor], sends: bool, peer: int, tag: int
 ) -> dist.Work | None:
     """A Work, or None where the call goes native."""
-    if len(tensors) != 1 or _batching.active or groups.shut(pg, "send"):
+    if len(tensors) != 1 or _batching.active or groups.passes(pg, "send", t := tensors[0]):
         return None
-    t = tensors[0]
     taken = _decide(groups, pg, t, sends, peer, tag)
     if taken is None:
         return None

@@ -47,7 +47,18 @@ _BY_DESC = [(re.compile(rf"(mesh_)?({names})|{_MEGATRON.get(role, names)}"), rol
 _claims: WeakKeyDictionary[dist.ProcessGroup, dict[str, None]] = WeakKeyDictionary()
 # Groups whose FSDP2 says when it runs: what else runs on them is not FSDP's, whatever their name.
 _says_when: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()
-_running = threading.local()
+
+
+class _Running(threading.local):
+    """What this thread is doing. Defaults of a class are found sooner than getattr finds that there is nothing."""
+
+    now: tuple[str, Any] | None = None
+    exact = ""
+    depth = 0
+    premul: str | None = None
+
+
+_running = _Running()
 
 
 def role_of_name(desc: str) -> str | None:
@@ -102,7 +113,7 @@ def running(role: str, owner: Any) -> Iterator[None]:
 
 def current() -> tuple[str, Any] | None:
     """(role, owner) of the innermost `running` of this thread."""
-    return getattr(_running, "now", None)
+    return _running.now
 
 
 @contextmanager
@@ -118,12 +129,12 @@ def exact(why: str) -> Iterator[None]:
 
 def why_exact() -> str:
     """What asks this thread's collectives to go native, or ""."""
-    return getattr(_running, "exact", "")
+    return _running.exact
 
 
 def coalesce(change: int) -> None:
     """This thread enters (1) or leaves (-1) a region in which the backend holds messages back."""
-    depth = _running.depth = getattr(_running, "depth", 0) + change
+    depth = _running.depth = _running.depth + change
     _running.exact = "inside a coalescing region" if depth else ""
 
 
@@ -139,4 +150,4 @@ def premultiplied(op: str) -> Iterator[None]:
 
 def premul() -> str | None:
     """What PREMUL_SUM is, where a Python caller said it."""
-    return getattr(_running, "premul", None)
+    return _running.premul

@@ -36,9 +36,9 @@ class _Path:
     """The transparent path while it is on."""
 
     def __init__(self, policy: Policy):
-        self.groups = Groups(policy)
+        self.kernels = Kernels()
+        self.groups = self.kernels.groups = Groups(policy, self.kernels.install)
         self.patches = Patches()
-        self.kernels = Kernels(self.groups)
         c10d = dist.distributed_c10d
         everywhere = (c10d, dist)
         for name in ("init_process_group", "new_group", "split_group", "shrink_group"):

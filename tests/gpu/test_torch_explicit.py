@@ -1,47 +1,64 @@
-"""Two GPUs: the tests of tests/torch on CUDA tensors over NCCL and NVLink, with capture and inductor, and 200 steps of training.
+"""The tests of tests/torch on CUDA tensors over NCCL, with capture and inductor, and 200 steps of training with each hook. Ranks share a GPU where
+there are too few (tests/runtime/lone.py): about 4 ms a call then, as their processes take turns.
 
-One process a rank; each test is about a minute, of which most compiles kernels.
+Worlds run side by side, as most of their time is compiling kernels on the host; each has its own processes and its own limit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
 import pytest
 import torch
+from lone import environment
 from worlds import spawn
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, this machine has {torch.cuda.device_count()}"
-)
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, this machine has none")
+AT_A_TIME, SECONDS = 5, 240
 
 
-def run(script: str, *arguments: str, world: int = 2) -> None:
-    spawn(f"../torch/{script}", world, *arguments, timeout=400, env={"COCCL_TEST_DEVICE": "cuda"})
+@dataclass(frozen=True)
+class World:
+    """script: of tests/torch. arguments: FOLDER is a new folder's path."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    ranks: int = 2
 
 
-def test_torchs_signatures_and_messages():
-    run("functions_worker.py")
+# The longest first.
+WORLDS = {
+    "weights of FSDP2 are equal after 200 steps": World("fsdp2_worker.py", ("FOLDER", "200")),
+    "inductor": World("library_worker.py", ("inductor",)),
+    "torch's signatures and messages": World("functions_worker.py"),
+    "gradients, compiled graphs and capture": World("library_worker.py"),
+    "replicas of DDP are equal after 200 steps": World("ddp_worker.py", ("FOLDER", "200")),
+    "hybrid sharding": World("fsdp2_worker.py", ("FOLDER", "50"), ranks=4),
+    "checkpointed regions": World("checkpointing_worker.py"),
+}
 
 
-def test_gradients_compiled_graphs_and_capture():
-    run("library_worker.py")
+def run(world: World, folder: str) -> None:
+    arguments = [folder if a == "FOLDER" else a for a in world.arguments]
+    env = {"COCCL_TEST_DEVICE": "cuda", "TORCHINDUCTOR_COMPILE_THREADS": "1", **environment(world.ranks)}
+    spawn(f"../torch/{world.script}", world.ranks, *arguments, timeout=SECONDS, env=env)
 
 
-def test_inductor():
-    run("library_worker.py", "inductor")
+@pytest.fixture(scope="module")
+def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future]]:
+    """The worlds of the chosen tests, under way."""
+    items = [i for i in request.session.items if isinstance(i, pytest.Function) and i.module is request.module]
+    chosen = {i.callspec.params["name"] for i in items}
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        yield {
+            name: pool.submit(run, world, str(tmp_path_factory.mktemp("world")))
+            for name, world in WORLDS.items()
+            if name in chosen
+        }
 
 
-def test_checkpointed_regions():
-    run("checkpointing_worker.py")
-
-
-def test_replicas_of_ddp_are_equal_after_200_steps(tmp_path):
-    run("ddp_worker.py", str(tmp_path), "200")
-
-
-def test_weights_of_fsdp2_are_equal_after_200_steps(tmp_path):
-    run("fsdp2_worker.py", str(tmp_path), "200")
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 4, reason="hybrid sharding needs 4 GPUs")
-def test_hybrid_sharding(tmp_path):
-    run("fsdp2_worker.py", str(tmp_path), "50", world=4)
+@pytest.mark.parametrize("name", WORLDS)
+def test_on_gpus(name: str, started: dict[str, Future]):
+    started[name].result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -39,25 +40,68 @@ def mesh_for(c: Collective, sizes: tuple[int, ...]) -> dict[str, int] | None:
     return dict(zip(c.axes, sizes, strict=True)) if c.axes else None
 
 
+def python_path() -> str:
+    """For processes that import what the tests share."""
+    paths = [HERE, HERE.parent.parent, os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(map(str, paths))
+
+
+def free_ports(count: int) -> str:
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    found = ",".join(str(s.getsockname()[1]) for s in sockets)
+    for s in sockets:
+        s.close()
+    return found
+
+
+def torchrun(folder: Path, script: Path, *arguments: str, world: int, timeout: float = 240, **env: str) -> str:
+    """Run a script under torchrun, with our entry point as an installed package has it; returns its output. A script that fails fails the test,
+    and so does one that is late, with its output."""
+    info = folder / "coccl_dsl-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: coccl-dsl\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[torch.backends]\ncoccl_dsl = coccl_dsl.autoload:load\n")
+    paths = os.pathsep.join([str(folder), str(script.parent), python_path()])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
+    run = subprocess.Popen(
+        [*command, str(script), *arguments],
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    late = False
+    try:
+        output, _ = run.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        late = True
+        run.terminate()  # torchrun then ends its ranks, which a kill would leave behind
+        try:
+            output, _ = run.communicate(timeout=40)
+        except subprocess.TimeoutExpired:
+            run.kill()
+            output, _ = run.communicate()
+    assert not late and run.returncode == 0, f"late: {late}\n{output[-6000:]}"
+    return output
+
+
 def spawn(
     script: str, world: int, *arguments: str, timeout: float = 240, env: dict[str, str] | None = None, expect: int = 0
 ) -> list[str]:
     """Run tests/runtime/SCRIPT on `world` processes; returns their outputs. A process that fails, or is late, fails the test with its output."""
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_ports(1)
     processes = []
     for rank in range(world):
         own = os.environ | {
             "RANK": str(rank),
             "WORLD_SIZE": str(world),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": port,
             "OMP_NUM_THREADS": "1",
         }
-        own["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")])
+        own["PYTHONPATH"] = python_path()
         processes.append(
             subprocess.Popen(
                 [sys.executable, str(HERE / script), *arguments],

@@ -1,6 +1,7 @@
 """Processes of a test world, forked from one that has imported everything: importing torch takes longer than most tests.
 
-On GPUs (COCCL_TEST_DEVICE=cuda, see tests/gpu/test_torch_explicit.py) each rank is started as a process of its own, and tensors are made on its GPU.
+On GPUs (COCCL_TEST_DEVICE=cuda, see tests/gpu/test_torch_explicit.py) each rank is started as a process of its own, and tensors are made on its GPU, which several
+share where there are too few (tests/runtime/lone.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import worlds
+from lone import be_a_host
 
 from coccl_dsl.pipeline import load
 
@@ -27,10 +29,11 @@ CUDA = os.environ.get("COCCL_TEST_DEVICE") == "cuda"
 def start() -> torch.device:
     """Join the world, over gloo or NCCL."""
     torch.set_num_threads(1)
+    be_a_host()
     if not CUDA:
         dist.init_process_group("gloo", timeout=timedelta(seconds=100))
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["RANK"]))
+    device = torch.device("cuda", int(os.environ["RANK"]) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     torch.set_default_device(device)
     dist.init_process_group("nccl", timeout=timedelta(seconds=100), device_id=device)

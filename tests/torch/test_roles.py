@@ -69,7 +69,10 @@ def test_nothing_is_installed_without_a_rule_and_all_of_it_goes_again():
     text = '[[rule]]\non = "dp.all_reduce"\ncompressor = "error_feedback(int8)"'
     try:
         assert transparent.enable(read_policy_text(text))
-        assert installed() == {"allreduce_", "allreduce_coalesced_"}, "only what a rule names"
+        assert not installed(), "no group is there that the rule may be for"
+        assert transparent._on is not None
+        transparent._on.kernels.install("all_reduce")
+        assert installed() == {"allreduce_", "allreduce_coalesced_"}
         assert all(a is not b for a, b in zip(patched(), before, strict=True))
         assert transparent.enable(read_policy_text(text)), "the same one again"
         with pytest.raises(ValueError, match="in force already"):
@@ -100,7 +103,7 @@ def test_megatrons_messages_say_their_direction(monkeypatch: pytest.MonkeyPatch)
     module = SimpleNamespace(_batched_p2p_ops=_batched_p2p_ops)
     monkeypatch.setitem(sys.modules, "megatron.core.pipeline_parallel.p2p_communication", module)
     patches = Patches()
-    claims.install(patches, Groups(read_policy_text('[[rule]]\non = "pp.send.forward"\ncompressor = "int8"')))
+    claims.install(patches, Groups(read_policy_text('[[rule]]\non = "pp.send.forward"\ncompressor = "int8"'), print))
     try:
         names = ("tensor_send_next", "tensor_recv_prev", "tensor_send_prev", "tensor_recv_next")
         module._batched_p2p_ops(**{n: torch.zeros(1) for n in names[:3]}, tensor_recv_next=None, group=None)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from worlds import free_ports, torchrun
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -25,43 +22,12 @@ min_bytes = 0
 """
 
 
-def free_ports(count: int) -> str:
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    found = ",".join(str(s.getsockname()[1]) for s in sockets)
-    for s in sockets:
-        s.close()
-    return found
-
-
-def torchrun(folder: Path, script: Path, *arguments: str, world: int = WORLD, timeout: float = 240, **env: str) -> str:
-    """Run a script under torchrun with our entry point as an installed package has it."""
-    info = folder / "coccl_dsl-0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: coccl-dsl\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[torch.backends]\ncoccl_dsl = coccl_dsl.autoload:load\n")
-    paths = [str(folder), str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")]
-    own = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **env}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
-    done = subprocess.run(
-        [*command, str(script), *arguments],
-        env=own,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("transparent")
     policy = folder / "policy.toml"
     policy.write_text(POLICY)
-    torchrun(folder, HERE / "transparent_world.py", str(folder), free_ports(3), COCCL_POLICY=str(policy))
+    torchrun(folder, HERE / "transparent_world.py", str(folder), free_ports(3), world=WORLD, COCCL_POLICY=str(policy))
     return folder
 
 
@@ -129,22 +95,18 @@ def test_the_documented_table_has_a_case_for_each_row(world: Path):
 @pytest.mark.full
 @pytest.mark.parametrize("turn", range(10))
 def test_300_steps_beside_threads_end_and_leave_nothing(tmp_path: Path, turn: int):
-    policy = tmp_path / "policy.toml"
-    policy.write_text(POLICY)
     name = "threads: DDP and a pipeline beside object collectives and async checkpoints"
     arguments = (str(tmp_path), free_ports(3), name)
     script = HERE / "transparent_world.py"
-    torchrun(tmp_path, script, *arguments, timeout=400, COCCL_POLICY=str(policy), COCCL_TEST_STEPS="300")
+    torchrun(tmp_path, script, *arguments, timeout=400, world=WORLD, COCCL_TEST_STEPS="300")
     for rank in range(WORLD):
         assert not any(json.loads((tmp_path / f"cases.{rank}.json").read_text()).values())
 
 
 @pytest.mark.full
 def test_graphs_of_inductor(tmp_path: Path):
-    policy = tmp_path / "policy.toml"
-    policy.write_text(POLICY)
     arguments = (str(tmp_path), free_ports(3), "torch.compile(fullgraph=True)")
     script = HERE / "transparent_world.py"
-    torchrun(tmp_path, script, *arguments, timeout=400, COCCL_POLICY=str(policy), COCCL_TEST_FULL="1")
+    torchrun(tmp_path, script, *arguments, timeout=400, world=WORLD, COCCL_TEST_FULL="1")
     for rank in range(WORLD):
         assert not any(json.loads((tmp_path / f"cases.{rank}.json").read_text()).values())

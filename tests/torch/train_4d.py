@@ -1,6 +1,6 @@
 """A training script as users write them: DDP, FSDP2 with tensor parallelism, a 1F1B pipeline with DDP. Public APIs of torch, nothing of ours.
 
-Runs on 4 gloo processes under torchrun; each writes its weights to OUT.RANK.
+Runs on 4 processes under torchrun, over gloo, or with DEVICE=cuda over NCCL; each writes its weights to OUT.RANK.
 """
 
 import os
@@ -15,15 +15,16 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH = 32
+DEVICE = os.environ.get("DEVICE", "cpu")
 
 
 def mlp():
-    return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+    return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)).to(DEVICE)
 
 
 def data(step, part, rows=8):
     g = torch.Generator().manual_seed(1000 * step + part)
-    return torch.randn(rows, WIDTH, generator=g), torch.randn(rows, WIDTH, generator=g)
+    return torch.randn(rows, WIDTH, generator=g).to(DEVICE), torch.randn(rows, WIDTH, generator=g).to(DEVICE)
 
 
 def train(model, part, steps=3):
@@ -43,7 +44,7 @@ def ddp(rank):
 
 
 def fsdp_tp():
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
+    mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("dp_shard", "tp"))
     torch.manual_seed(0)
     model = nn.Sequential(mlp(), mlp(), nn.Identity())
     for block in model[:2]:
@@ -55,12 +56,13 @@ def fsdp_tp():
 
 
 def pipeline():
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("pp", "dp"))
     torch.manual_seed(0)
     stages = [mlp(), mlp()]
     index, part = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
     model = DistributedDataParallel(stages[index], process_group=mesh["dp"].get_group())
-    stage = PipelineStage(model, index, 2, torch.device("cpu"), group=mesh["pp"].get_group())
+    device = torch.device(DEVICE, torch.cuda.current_device()) if DEVICE == "cuda" else torch.device("cpu")
+    stage = PipelineStage(model, index, 2, device, group=mesh["pp"].get_group())
     schedule = Schedule1F1B(stage, 4, loss_fn=lambda out, target: (out - target).square().mean())
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     for step in range(3):
@@ -72,7 +74,9 @@ def pipeline():
 
 
 def main():
-    dist.init_process_group("gloo")
+    if DEVICE == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
     rank = dist.get_rank()
     weights = {"ddp": ddp(rank), "fsdp_tp": fsdp_tp(), "pipeline": pipeline()}
     torch.save(weights, f"{os.environ['OUT']}.{rank}")

@@ -7,12 +7,14 @@ where COCCL_TEST_DEVICE is cuda.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
+from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -146,6 +148,48 @@ def not_compressible() -> None:
     for reason in ("int64", "ReduceOp MAX", "ReduceOp MIN", "ReduceOp PRODUCT", "float64"):
         assert native("all_reduce", reason) == 1, reason
     assert ran("all_reduce") == 0
+
+
+@case("what no rule can take")
+def untouched() -> None:
+    """An op that no group's rule is for has no kernel of ours; what is of no rule's size costs a few calls of Python."""
+    rank, n = mine()
+    xs = everyones(COUNT)
+
+    def looked_at() -> bool:
+        return torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect")
+
+    def summed(group: dist.ProcessGroup | None = None) -> torch.Tensor:
+        x = xs[rank].clone()
+        dist.all_reduce(x, group=group)
+        return x
+
+    right = summed()
+    with policy('[[rule]]\non = "cp.all_reduce"\nmin_bytes = 0\ncompressor = "int8"\n'):
+        assert not looked_at()
+        same(summed(), right, "no group has the rule's role")
+        group = dist.new_group(list(range(n)), group_desc="cp")
+        assert looked_at()
+        close(summed(group), total(xs), "a group with the rule's role")
+        same(summed(), right, "another group")
+        assert native("all_reduce", "no rule") == 1
+        dist.destroy_process_group(group)
+    assert not looked_at()
+    with policy(least=4 * COUNT + 1):
+        same(summed(), right, "a small tensor")
+        calls: list[str] = []
+
+        def seen(frame: FrameType, event: str, _: object) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(str(Path(transparent.__file__).parent)):
+                calls.append(frame.f_code.co_name)
+
+        x = xs[rank].clone()
+        sys.setprofile(seen)
+        dist.all_reduce(x)
+        sys.setprofile(None)
+        same(x, right, "a small tensor again")
+        assert calls == ["allreduce", "passes", "current"], calls
+        assert native("all_reduce", "below min_bytes") == 2
 
 
 @case("all_gather_into_tensor, reduce_scatter_tensor, in place too")

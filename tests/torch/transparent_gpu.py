@@ -1,29 +1,30 @@
-"""The cases of transparent_cases.py on CUDA tensors over NCCL, and what only a GPU has: streams, captures, batches of NCCL's. One process a rank.
-
-Arguments: names of cases, separated by `;`, or none for those of transparent_cases.py.
-"""
+"""More cases of transparent_cases.py, of what only a GPU has: streams, captures, batches of NCCL's, transports."""
 
 from __future__ import annotations
 
 import os
-import sys
 
 import torch
 import torch.distributed as dist
+from lone import one_host
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from transparent_cases import ALL, CASES, COUNT, DEVICE, case, close, everyones, mine, native, policy, ran, same, total
+from transparent_cases import ALL, COUNT, DEVICE, case, close, everyones, mine, native, policy, ran, same, total
 from transparent_training import alike, mlp
-from transparent_world import OWN_POLICY
 
 from coccl_dsl.torch import transparent, works
 
-BASE = list(CASES)
 ONLY_GPU = '[[rule]]\non = "*"\ncompressor = "int8"\nmin_bytes = 0\ntransport = "{transport}"\n'
 
 
 @case("CUDA-graph capture", devices="cuda")
 def captured() -> None:
+    for transport in ("torch", "symm"):
+        with one_host(), policy(ONLY_GPU.format(transport=transport)):
+            capture_and_replay()
+
+
+def capture_and_replay() -> None:
     """Sync and async calls in one graph, replayed with other contents; what was not called before the capture says so."""
     rank, n = mine()
     xs = everyones(COUNT)
@@ -133,7 +134,7 @@ def transports() -> None:
     for transport in ("torch", "symm"):
         for arena in (1, 64):  # 8 Mi elements do not fit 1 MiB
             text = f"arena_mib = {arena}\n" + ONLY_GPU.format(transport=transport)
-            with policy(text):
+            with one_host(), policy(text):
                 xs = everyones(8 << 20, dtype=torch.bfloat16)
                 x = xs[rank].clone()
                 dist.all_reduce(x)
@@ -174,28 +175,3 @@ def replicas() -> None:
             got = train(make())
             assert ran(op) >= count
             alike(got, op)
-
-
-OWN = OWN_POLICY | {"transports", "replicas"}
-
-
-def main() -> None:
-    rank = int(os.environ["RANK"])
-    cuda = DEVICE == "cuda"
-    if cuda:
-        torch.cuda.set_device(rank)
-        torch.set_default_device(torch.device("cuda", rank))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-    for name in sys.argv[1].split(";") if len(sys.argv) > 1 else BASE:
-        print(name, flush=True)
-        if CASES[name].__name__ in OWN:
-            CASES[name]()
-        else:
-            with policy():
-                CASES[name]()
-    assert len(works.alive) == 0
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
