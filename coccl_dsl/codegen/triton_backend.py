@@ -22,6 +22,7 @@ from triton.runtime import driver
 
 from ..plan.ops import Signature
 from .launch import FoldArgs, OpContext, Place, StatePlaces, UserKernel
+from .triton_launch import launcher
 from .triton_source import HEADER, KernelSource, Row, Tiling, kernel_key, kernel_source, row_of, tiling
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -122,13 +123,15 @@ class _TritonFolds:
             with torch.cuda.device(index):
                 return _compile(function, (index, dtype, aligned, *one.values()), make)
 
-        launches: dict[bool, tuple[Any, Any, Any]] = {}
+        launches: dict[bool, tuple[Any, ...]] = {}
         variants: dict[bool, tuple[int, int]] = {}
         for aligned in (True, False) if touches_user else (True,):
             if aligned and not self.aligned:
                 continue
             kernel = compiled(aligned)
-            launches[aligned] = kernel.run, kernel.function, kernel.packed_metadata
+            run, own = launcher(kernel)
+            # No launch metadata and no hooks.
+            launches[aligned] = run, (kernel.function, *own, kernel.packed_metadata, None, None, None)
             variants[aligned] = kernel.function, kernel.metadata.shared
         if touches_user:
             self.user_kernel = UserKernel(variants, self.aligned)
@@ -144,10 +147,9 @@ class _TritonFolds:
                     return run(x, y)
             px, py = x.data_ptr(), y.data_ptr()
             aligned = not touches_user or (offsets_aligned and (px | py) & 15 == 0)
-            launch, kernel, metadata = launches[aligned]
-            # No launch metadata and no hooks: what follows are the kernel's arguments, constants included.
-            rest = (*tail, aligned, *constants)
-            launch(programs, 1, 1, stream_of(index), kernel, metadata, None, None, None, px, py, *rest)
+            launch, before = launches[aligned]
+            # The kernel's arguments, constants included.
+            launch(programs, 1, 1, stream_of(index), *before, px, py, *tail, aligned, *constants)
 
         return run
 
