@@ -31,16 +31,37 @@ def _run(own: int, each: int) -> int:
 
 
 @triton.jit
-def load(pointer, left, TILE: tl.constexpr, FULL: tl.constexpr, OWN: tl.constexpr = 0):
-    """int32 or uint32 [TILE / 2] from whole tiles of 16-bit floats, else what memory.load_flat gives; OWN is load_flat's."""
+def load(
+    pointer,
+    left,
+    TILE: tl.constexpr,
+    FULL: tl.constexpr,
+    OWN: tl.constexpr = 0,
+    SPREAD: tl.constexpr = 0,
+):
+    """int32 or uint32 [TILE / 2] from whole tiles of 16-bit floats, else what memory.load_flat gives.
+
+    OWN is load_flat's. With SPREAD a thread's runs of 16 bytes are not one after the other, but lie as far from each other as they can in
+    blocks of so many elements: the wide steps of sums and butterflies over a block then need no other thread.
+    """
     SHORT: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth == 16
     if FULL and SHORT and not INTERPRET and cuda_capability_geq(9, 0):
         WORD: tl.constexpr = tl.int32 if pointer.dtype.element_ty == tl.bfloat16 else tl.uint32
         words = pointer.to(tl.pointer_type(WORD))
         ROW: tl.constexpr = _run(OWN, 4)
-        thread = tl.arange(0, TILE // 2 // ROW)[:, None, None] * ROW
-        run = tl.arange(0, ROW // 4)[None, :, None] * 4
-        return tl.reshape(tl.load(words + (thread + run + tl.arange(0, 4)[None, None, :])), (TILE // 2,))
+        if SPREAD > 2 * ROW:
+            RUNS: tl.constexpr = ROW // 4
+            LANES: tl.constexpr = SPREAD // 2 // ROW
+            # Threads get neighbours along the first axes, which are not contiguous.
+            lane = tl.arange(0, LANES)[:, None, None, None] * 4
+            block = tl.arange(0, TILE // SPREAD)[None, :, None, None] * (SPREAD // 2)
+            run = tl.arange(0, RUNS)[None, None, :, None] * (LANES * 4)
+            each = tl.load(words + (lane + block + run + tl.arange(0, 4)[None, None, None, :]))
+            return tl.reshape(tl.permute(each, (1, 2, 0, 3)), (TILE // 2,))
+        else:
+            thread = tl.arange(0, TILE // 2 // ROW)[:, None, None] * ROW
+            run = tl.arange(0, ROW // 4)[None, :, None] * 4
+            return tl.reshape(tl.load(words + (thread + run + tl.arange(0, 4)[None, None, :])), (TILE // 2,))
     else:
         return load_flat(pointer, left, TILE, FULL, OWN)
 
@@ -143,8 +164,8 @@ def ends(words, v, live, FULL: tl.constexpr):
         next_deep = groups.least(rest if FULL else tl.where(live, rest, float("inf")))
         return high, next_high, deep, next_deep
     else:
-        rows = tl.reshape(words, (v.shape[0], 2, v.shape[1] // 4))
-        a, b = tl.split(tl.permute(rows, (0, 2, 1)))
+        # Neighbours: a thread has both.
+        a, b = tl.split(tl.reshape(words, (v.shape[0], v.shape[1] // 4, 2)))
         large, small = _high(a, b), _low(a, b)
         high, next_high, deep, next_deep = tl.reduce((large, small, small, large), 1, _merge)
         a, b = _halves(high)

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from ..plan.ops import Signature
 from ..wire.codec import FRAME, TYPES, Codec, Field, Node, walk
 from ..wire.layout import ALIGN, frame_bytes
-from .patterns import asks_of_input, fits
+from .patterns import asks_of_input, fits, roots_of
 from .triton_graph import Printer, width
 
 # Elements of a whole tile, of a small one, and of a warp in a whole one: small tiles start
@@ -185,6 +185,14 @@ def _owned(codec: Codec | None) -> int:
         return 0
     bits = [f.bits for f in codec.fields if f.per == "array"]
     return min(32, 128 // max(bits)) if bits and max(bits) <= 8 else 0
+
+
+def _spread(codec: Codec) -> int:
+    """The longest run of elements that are summed or rotated when `codec` compresses, where it is more than a thread has in a row, else 0."""
+    sums = [n.args[0].length for n in walk(roots_of(codec)) if n.op == "rsum"]
+    turns = [n.attr[0] for n in walk(roots_of(codec)) if n.op == "hadamard"]
+    longest = max([*sums, *turns], default=0)
+    return longest if longest > 32 and longest & (longest - 1) == 0 else 0
 
 
 def _codecs(signature: Signature, codecs: dict[str, Codec]) -> tuple[Codec | None, Codec | None]:
@@ -385,11 +393,13 @@ class _Kernel:
                 o.add(f"source = memory.element(x, tl.load(row + {column}) + first, ALIGNED)")
             else:
                 o.add(f"source = memory.place(tl.load(row + {column}) + first * 4, tl.float32, 4 * TILE)")
-            load = f"(source, {self._live_length(basis)} - first, TILE, FULL{f', {self.own}' if self.own else ''})"
+            load = f"source, {self._live_length(basis)} - first, TILE, FULL"
             if self.words:
-                o.add(f"words = pairs.load{load}", f"{name} = pairs.values(words)")
+                spread = _spread(self.out) if self.out is not None and self.own else 0
+                own = f", 32, {spread}" if spread else f", {self.own}" if self.own else ""
+                o.add(f"words = pairs.load({load}{own})", f"{name} = pairs.values(words)")
             else:
-                o.add(f"{name} = memory.load_flat{load}")
+                o.add(f"{name} = memory.load_flat({load}{f', {self.own}' if self.own else ''})")
             if role == "input" and self.factor:
                 o.add(f"{name} = {name} * factor")
             self._rebase(name, basis, self.s.basis)
