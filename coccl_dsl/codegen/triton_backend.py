@@ -23,7 +23,7 @@ from triton.runtime import driver
 from ..plan.ops import Signature
 from .launch import FoldArgs, OpContext, Place, StatePlaces, UserKernel
 from .triton_launch import launcher
-from .triton_source import HEADER, KernelSource, Row, Tiling, kernel_key, kernel_source, row_of, tiling
+from .triton_source import HEADER, KernelSource, Row, Tiling, kernel_key, kernel_source, reads_words, row_of, tiling
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -68,7 +68,7 @@ class _TritonFolds:
         self, function: Any, signature: Signature, folds: list[FoldArgs], context: OpContext, programs: int | None
     ):
         self.device = context.rng.device
-        shape = tiling(signature, context.codecs)
+        shape = tiling(signature, context.codecs, self._has_words(signature, context))
         rows = _Rows(row_of(signature, context.codecs), signature, folds, context)
         self.table = torch.tensor(rows.values, dtype=torch.int64).to(self.device)
         needed = max(shape.programs(f.length) for f in folds)
@@ -89,6 +89,12 @@ class _TritonFolds:
             self.run = self._interpreted(function, fixed, one, shape)
         else:
             self.run = self._launcher(function, fixed, one, shape, signature)
+
+    def _has_words(self, signature: Signature, context: OpContext) -> bool:
+        """Whether triton_pairs.load gives words."""
+        if context.dtype == "f32" or knobs.runtime.interpret or torch.cuda.get_device_capability(self.device) < (9, 0):
+            return False
+        return reads_words(signature, context.codecs, context.factor is not None)
 
     def _interpreted(
         self, function: Any, fixed: tuple[Any, ...], one: dict[str, bool], shape: Tiling
@@ -114,6 +120,7 @@ class _TritonFolds:
         def compiled(aligned: bool) -> Any:
             def make() -> Any:
                 options = {"grid": (1,), "num_warps": shape.warps, "enable_fp_fusion": False}
+                options |= {"maxnreg": shape.registers} if shape.registers else {}
                 tensors = (torch.int64, torch.int32, torch.int32)
                 kernel = function.warmup(dtype, dtype, torch.int64, *fixed, *tensors, ALIGNED=aligned, **one, **options)
                 kernel = kernel.result() if hasattr(kernel, "result") else kernel
