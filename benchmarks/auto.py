@@ -49,7 +49,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["COCCL_TABLE_OF_RUN"] = str(Path(folder) / "table.json")
         return start_processes(
-            [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]], 2, alone=options.tier == "socket"
+            [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]], 2, sockets=options.tier == "socket"
         )
 
 

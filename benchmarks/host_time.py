@@ -50,7 +50,7 @@ def main() -> int:
             part = Path(folder) / f"{transport}.json"
             command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
             code = start_processes(
-                [*command, "--transport", transport, "--part", str(part)], 2, alone=shared and transport == "nccl"
+                [*command, "--transport", transport, "--part", str(part)], 2, sockets=shared and transport == "nccl"
             )
             if code:
                 return code

@@ -62,7 +62,7 @@ def main() -> int:
         return 1
     from coccl_dsl.cli.bench import start_processes
 
-    return start_processes([sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]], 2, alone=gpus == 1)
+    return start_processes([sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]], 2, sockets=gpus == 1)
 
 
 def worker(options: argparse.Namespace) -> int:

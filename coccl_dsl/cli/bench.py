@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"coccl-bench: needs at least {max(count, 2)} GPUs, this machine has {gpus}{hint}", file=sys.stderr)
         return 1
     command = [sys.executable, "-m", "coccl_dsl.cli.bench", *arguments]
-    return start_processes(command, count, alone=options.device == "cuda" and options.tier == "socket")
+    return start_processes(command, count, sockets=options.device == "cuda" and options.tier == "socket")
 
 
 def calibration(options: argparse.Namespace, arguments: list[str]) -> int:
@@ -165,11 +165,10 @@ def calibration(options: argparse.Namespace, arguments: list[str]) -> int:
     return 0
 
 
-def start_processes(command: list[str], count: int, alone: bool = False) -> int:
+def start_processes(command: list[str], count: int, sockets: bool = False) -> int:
     """Start one process a rank on this machine, end all when one fails; returns the exit code.
 
-    alone: each rank is a host of its own to NCCL, which then goes over sockets of the loopback and lets ranks share a GPU
-    """
+    sockets: each rank is a host of its own to NCCL, which then goes over sockets, and lets ranks share a GPU."""
     import socket
 
     with socket.socket() as s:
@@ -179,8 +178,8 @@ def start_processes(command: list[str], count: int, alone: bool = False) -> int:
     for rank in range(count):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        if alone:
-            own |= {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+        if sockets:
+            own |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
         processes.append(subprocess.Popen(command, env=os.environ | own))
     code = 0
     while processes:

@@ -16,6 +16,7 @@ from ..plan.cut import Cut
 from ..plan.ops import Copy, Plan
 from ..shown import Explanation
 from .dtypes import dtype_name
+from .errors import CollectiveError
 from .executor import Executor
 from .own_graphs import OwnGraph, OwnGraphs, unavailable
 from .replay import call_number, in_region
@@ -120,6 +121,19 @@ class Op:
         self._on_gpu = device.type == "cuda"
         self.turn = turn if turn is not None else Turn(device)
         self.graphs = OwnGraphs(self._why_no_graphs())
+        self.closed = ""
+
+    def close(self, why: str) -> None:
+        """Let go of memory, states, transport and captured graphs. Nothing of the op may still run; calls from now on raise, and say why."""
+        with self.turn.lock:
+            self.closed = why
+            self.graphs.of.clear()
+            self._executor = self.transport = self._side = None
+
+    def check_open(self) -> None:
+        """Raises CollectiveError for an op that was closed."""
+        if self.closed:
+            raise CollectiveError(f"{self!r} can no longer be used: {self.closed}")
 
     def _why_no_graphs(self) -> str:
         """Why calls of this op are not replayed from graphs of its own, or ""."""
@@ -179,6 +193,7 @@ class Op:
             return self._call(x, out, async_op, splits)
 
     def _call(self, x: torch.Tensor, out: torch.Tensor | None, async_op: bool, splits) -> Any:
+        self.check_open()
         self._check(x, "x")
         flat = _flat(x)
         if self._executor is None:
@@ -347,25 +362,30 @@ class Op:
 
     def reset(self) -> None:
         """Forget the states of stateful compressors. Collective: call it on all ranks."""
+        self.check_open()
         if self._executor is not None:
             self._executor.reset()
 
     def states(self, name: str | None = None) -> list[torch.Tensor]:
         """The states of stateful compressors themselves, not copies: all of them, or those of one name."""
+        self.check_open()
         kept = self._executor.states.values() if self._executor is not None else ()
         return [current for state in kept for own, (current, _) in state.tensors.items() if name in (None, own)]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """States, versions and call number, as copies."""
+        self.check_open()
         return self._executor.state_dict() if self._executor is not None else {}
 
     def load_state_dict(self, saved: dict[str, torch.Tensor]) -> None:
         """Load what `state_dict` gave. Collective: call it on all ranks. Raises ValueError naming what does not fit."""
+        self.check_open()
         if self._executor is not None:
             self._executor.load_state_dict(saved)
 
     def flags(self) -> dict[str, int]:
         """Counters since bind (waits for the device): `version`, wires of another state's version; each `flag` of the compressors."""
+        self.check_open()
         if self._executor is None:
             return {}
         values = self._executor.flags.tolist()
@@ -376,6 +396,8 @@ class Op:
         from ..plan.show import summary
 
         lines = [repr(self)]
+        if self.closed:
+            return Explanation("\n".join([*lines, f"can no longer be used: {self.closed}"]))
         if self.plan is None or self._executor is None:
             return Explanation("\n".join([*lines, "a group of one: the input times the op's factor; nothing is sent"]))
         describe = getattr(self.transport, "describe", None)

@@ -2,6 +2,7 @@
 
     session = open_session(group, device)              collective, where all ranks do the same thing: when the group is made
     op = session.bind(collective, dtype=..., capacity=...)     local
+    session.close()                                    local, where all ranks do the same thing
 
 Two groups that ranks first use in different orders would deadlock if first uses were collective (design/runtime.md, Agreement). All ops of a
 session share one arena of a fixed size; calls that need more wire memory run in passes. They take turns: see `Turn` and `Mapped`.
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -19,7 +21,7 @@ import torch.distributed as dist
 from .agreement import Meeting
 from .bind import Wiring, assemble, choose_transport, settings_of
 from .dtypes import dtype_name
-from .errors import BindError
+from .errors import BindError, CollectiveError
 from .measured import Measured, agree_on_table, host_text
 from .op import Op, Turn
 from .simulate import world_of
@@ -62,6 +64,34 @@ class Session:
         self.turn = Turn(device)
         self._memory = memory
         self._local: torch.Tensor | None = None
+        self._ops: WeakSet[Op] = WeakSet()
+        self.closed = False
+
+    def close(self) -> None:
+        """Free the arena, the mappings of peers' memory, and what the session's ops keep; a second time does nothing. Ops raise CollectiveError from
+        then on, and `bind` raises BindError.
+
+        Local: it waits for what this rank has enqueued on the device, and peers keep what they have mapped of this rank until they close theirs. A
+        peer that makes another call waits for this rank until its deadline, so all ranks close at the same place in their calls. Graphs that the
+        user captured with the session's ops in them must not be replayed afterwards.
+
+        Raises CollectiveError under CUDA graph capture.
+        """
+        name = f"the session of group {self.group.group_name!r} was closed"
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise CollectiveError(
+                f"the session of group {self.group.group_name!r} cannot be closed under CUDA graph capture"
+            )
+        with self.turn.lock:
+            if self.closed:
+                return
+            if self.device.type == "cuda" and len(self._ops):
+                torch.cuda.synchronize(self.device)
+            self.closed = True
+            for op in list(self._ops):
+                op.close(f"{name}; bind it anew in another session")
+            self._ops.clear()
+            self._memory = self._local = None
 
     @torch.inference_mode(False)
     def bind(
@@ -79,10 +109,16 @@ class Session:
 
         Raises BindError on this rank, and so, as it depends on nothing else, on all.
         """
+        if self.closed:
+            raise BindError(f"the session of group {self.group.group_name!r} is closed: open another")
         for name in ("transport", "arena_bytes", "capacity"):
             if name in options:
                 raise BindError(f"{name} is the session's own")
-        given: dict[str, Any] = {**options, **(compressors or {}), "capacity": capacity}
+        made = self._bind(collective, dtype, {**options, **(compressors or {}), "capacity": capacity})
+        self._ops.add(made)
+        return made
+
+    def _bind(self, collective: Collective, dtype: torch.dtype, given: dict[str, Any]) -> Op:
         if self._memory is not None and (given.get("depth") or 1) > MAX_DEPTH:
             raise BindError(f"depth={given['depth']}: at most {MAX_DEPTH} slices in a session's arena")
         like = torch.empty(0, dtype=dtype, device=self.device)

@@ -1,6 +1,7 @@
 """FSDP2 (fully_shard) with compressed weights and gradients.
 
     state = coccl_dsl.torch.apply_fsdp2(model, FSDPPolicy(gradients="int4", weights="int8"))
+    state = coccl_dsl.torch.apply_fsdp2(model, "policy.toml")
 
 sets collectives of ours on every FSDPModule of `model`. Weights: "int8", or "weight_delta4", 4-bit differences to what every rank already holds.
 Gradients: 8 or 4 bits, "error_feedback(int4)". All ranks get the same bits of a weight, so replicas stay equal; the sharded parameters themselves
@@ -12,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -20,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from ..policy import Policy, read_policy
 from ..runtime.dispatch import capturing
 from ..runtime.dtypes import NAMES, dtype_name
 from ..runtime.errors import CollectiveError
@@ -67,14 +70,72 @@ class FSDPPolicy:
 
 
 KINDS = {"gradients": "reduce_scatter", "weights": "all_gather", "replicas": "all_reduce"}
+# What a policy's rules call them: hybrid sharding's replicas are data parallelism.
+_RULES = {"gradients": "fsdp.reduce_scatter", "weights": "fsdp.all_gather", "replicas": "dp.all_reduce"}
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """How one kind of call is compressed. dtypes: others run torch's own collective; rule: its number in a policy, or 0."""
+
+    compressor: Compressors
+    algorithm: str = "auto"
+    min_bytes: int = 0
+    max_bytes: int | None = None
+    dtypes: tuple[str, ...] = tuple(NAMES.values())
+    seed: int = 0
+    rule: int = 0
+
+
+def _wanted(policy: FSDPPolicy | Policy) -> dict[str, _Wanted]:
+    """By kind; a kind that is not there is torch's own."""
+    if isinstance(policy, Policy):
+        return _of_rules(policy)
+    made = {}
+    for what in KINDS:
+        compressor = getattr(policy, what)
+        if compressor is not None:
+            algorithm = policy.algorithm.get(what, "auto")
+            made[what] = _Wanted(compressor, algorithm, policy.min_bytes, seed=policy.seed)
+    return made
+
+
+def _of_rules(policy: Policy) -> dict[str, _Wanted]:
+    """Of the first rule for each kind. Raises ValueError for what only `enable` can do, and where there is no rule."""
+    if policy.problem:
+        raise ValueError(f"the policy cannot be read:\n{policy.problem}")
+    for name in ("log", "debug", "debug_every"):
+        if getattr(policy, name):
+            raise ValueError(f"the policy has {name}, which apply_fsdp2 does not do: use coccl_dsl.enable(policy)")
+    made: dict[str, _Wanted] = {}
+    for what, selector in _RULES.items():
+        role, op = selector.split(".")
+        rule = policy.rule_of(role, op)
+        if rule is None or rule.native:
+            continue
+        odd = {
+            "group": rule.group is not None,
+            "after_step": rule.after_step > 0,
+            "transport": rule.transport != "auto",
+        }
+        if any(odd.values()):
+            names = " and ".join(name for name, there in odd.items() if there)
+            raise ValueError(
+                f"rule {rule.number}, which is for {selector}, has {names}, which apply_fsdp2 does not do: use coccl_dsl.enable(policy)"
+            )
+        compressor = rule.compressor if isinstance(rule.compressor, str) else dict(rule.compressor)
+        check(KINDS[what], compressor, rule.algorithm)
+        made[what] = _Wanted(compressor, rule.algorithm, rule.min_bytes, rule.max_bytes, rule.dtypes, rule=rule.number)
+    if not made:
+        raise ValueError(f"no rule of the policy compresses {', '.join(_RULES.values())}")
+    return made
 
 
 class _Calls:
     """One module's calls of one kind. A compressor with a state, or one that draws call numbers, has ops of its own; the others share."""
 
-    def __init__(self, module: str, what: str, policy: FSDPPolicy):
-        self.module, self.what, self.kind, self.policy = module, what, KINDS[what], policy
-        self.compressor: Compressors = getattr(policy, what)
+    def __init__(self, module: str, what: str, wanted: _Wanted):
+        self.module, self.what, self.kind, self.wanted = module, what, KINDS[what], wanted
         self.ops: dict[str, Op] = {}
         self.waiting: dict[str, dict[str, torch.Tensor]] = {}
         self._own: dict[torch.dtype, bool] = {}
@@ -84,8 +145,13 @@ class _Calls:
         """Why torch's own collective is to run, or ""."""
         if x.dtype not in NAMES and (x.element_size() == 1 or not x.dtype.is_floating_point):
             return f"{str(x.dtype).removeprefix('torch.')} buffer"
-        if x.nbytes < self.policy.min_bytes:
-            return "below min_bytes"
+        of_rule = f" of rule {self.wanted.rule}" if self.wanted.rule else ""
+        if x.dtype in NAMES and NAMES[x.dtype] not in self.wanted.dtypes:
+            return f"rule {self.wanted.rule} is not for {NAMES[x.dtype]}"
+        if x.nbytes < self.wanted.min_bytes:
+            return f"below min_bytes{of_rule}"
+        if self.wanted.max_bytes is not None and x.nbytes > self.wanted.max_bytes:
+            return f"above max_bytes{of_rule}"
         return ""
 
     def run(self, x: torch.Tensor, out: torch.Tensor, group: dist.ProcessGroup, op: str) -> None:
@@ -95,7 +161,7 @@ class _Calls:
         tell(ROLE, bound, x.numel())
 
     def _op(self, x: torch.Tensor, group: dist.ProcessGroup, op: str) -> Op:
-        asked = Asked(op, self.compressor, self.policy.algorithm.get(self.what, "auto"), seed=self.policy.seed)
+        asked = Asked(op, self.wanted.compressor, self.wanted.algorithm, seed=self.wanted.seed)
         if x.dtype not in self._own:
             codecs = codecs_of(x.dtype, *binding(self.kind, x, group, asked)).values()
             self._own[x.dtype] = any(c.stateful or c.stochastic for c in codecs)
@@ -265,15 +331,24 @@ class FSDPState:
             calls.waiting = kept
 
 
-def apply_fsdp2(model: nn.Module, policy: FSDPPolicy | None = None) -> FSDPState:
+def apply_fsdp2(model: nn.Module, policy: FSDPPolicy | Policy | str | Path | None = None) -> FSDPState:
     """Set compressed collectives on every FSDPModule of `model` (after fully_shard; again to change them), and return their state.
 
-    Raises ValueError for a model without FSDPModules, and for one of them that has several groups of parameters or collectives of its own
+    policy  an FSDPPolicy; or what `enable` takes, a policy or its file: its rules for fsdp.reduce_scatter and fsdp.all_gather, and for hybrid
+            sharding's dp.all_reduce. Rules for anything else are not looked at, arena_mib neither
+
+    Raises CompileError for a file with mistakes, with line and column; ValueError for a policy that has none of these rules, or one with what only
+    `enable` does (group, after_step, transport; log, debug, debug_every); ValueError for a model without FSDPModules, and for one of them that has several groups of parameters or collectives of its own
     (set_symm_mem_for_comm, set_allocate_memory_from_process_group_for_comm, set_custom_all_gather).
     """
-    policy = policy or FSDPPolicy()
-    if not isinstance(policy, FSDPPolicy):
-        raise TypeError(f"policy is {type(policy).__name__}, an FSDPPolicy is wanted")
+    if isinstance(policy, str | Path):
+        policy = read_policy(policy)
+    policy = FSDPPolicy() if policy is None else policy
+    if not isinstance(policy, FSDPPolicy | Policy):
+        raise TypeError(
+            f"policy is {type(policy).__name__}: an FSDPPolicy, a coccl_dsl.policy.Policy or the path of its file is wanted"
+        )
+    wanted = _wanted(policy)
     modules = [(name or "model", m) for name, m in model.named_modules() if isinstance(m, FSDPModule)]
     if not modules:
         raise ValueError("the model has no FSDPModule: call fully_shard on its parts first")
@@ -282,9 +357,8 @@ def apply_fsdp2(model: nn.Module, policy: FSDPPolicy | None = None) -> FSDPState
     for name, module in modules:
         if name not in groups:
             continue
-        for what in KINDS:
-            if getattr(policy, what) is not None:
-                made[f"{name}.{what}"] = _Calls(name, what, policy)
+        for what, how in wanted.items():
+            made[f"{name}.{what}"] = _Calls(name, what, how)
         _set(module, groups[name], made, name)
     return FSDPState(made)
 

@@ -167,8 +167,8 @@ class Groups:
             works.alive.forget(gone.group_name)
             if self.policy.log:
                 self._logged += lines(state)
-            if state.device is not None and state.device.type == "cuda" and state.ops:
-                torch.cuda.synchronize(state.device)  # kernels that still run use the sessions' memory
+            for session in state.sessions.values():
+                session.close()
         self.write_log()
 
     def write_log(self) -> None:

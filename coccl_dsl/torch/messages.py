@@ -27,6 +27,7 @@ class Message:
     """
 
     def __init__(self, op: Op, t: torch.Tensor, sends: bool, release: Callable[[], None], number: int | None = None):
+        op.check_open()
         executor = op._executor
         assert executor is not None
         self._tensor, self._sends, self._release = t.detach(), sends, release

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import coccl_dsl.torch
 from coccl_dsl import BindError, CollectiveError, CompileError
+from coccl_dsl.policy import Policy, read_policy_text
 from coccl_dsl.torch import FSDPPolicy, apply_fsdp2
 from coccl_dsl.torch.fsdp2 import _group_of
 
@@ -44,7 +45,9 @@ class Net(nn.Module):
         return self.last(torch.relu(x))
 
 
-def sharded(policy: FSDPPolicy | None, checkpointed: bool = False, **options) -> tuple[nn.Module, object]:
+def sharded(
+    policy: FSDPPolicy | Policy | str | Path | None, checkpointed: bool = False, **options
+) -> tuple[nn.Module, object]:
     model = Net(checkpointed)
     for part in (model.middle, model):
         fully_shard(part, **options)
@@ -260,7 +263,7 @@ def raw_bytes_stay() -> None:
     """A buffer of mixed dtypes arrives as bytes; small calls are native where the policy says so."""
     from coccl_dsl.torch import fsdp2
 
-    calls = fsdp2._Calls("m", "weights", FSDPPolicy(weights="int4"))
+    calls = fsdp2._Calls("m", "weights", fsdp2._wanted(FSDPPolicy(weights="int4"))["weights"])
     whole = torch.zeros(32, dtype=torch.uint8)
     mine = whole.narrow(0, 16 * dist.get_rank(), 16).copy_(torch.arange(16) + 16 * dist.get_rank())
     fsdp2._AllGather(calls)(output_tensor=whole, input_tensor=mine, group=dist.group.WORLD)
@@ -273,6 +276,47 @@ def raw_bytes_stay() -> None:
     assert torch.equal(locals_of(model), locals_of(exact))
     reasons = {n.reason for n in coccl_dsl.torch.report().native if n.role == "fsdp"}
     assert {"uint8 buffer", "below min_bytes"} <= reasons
+
+
+def policies_as_enable_takes_them(folder: Path) -> None:
+    """A file, and what it says as a Policy, do what an FSDPPolicy of the same compressors does."""
+    text = """
+    arena_mib = 8
+    [[rule]]
+    on = "tp"
+    compressor = "int8"
+    [[rule]]
+    on = ["fsdp.reduce_scatter", "dp.all_reduce"]
+    compressor = "int4"
+    min_bytes = {least}
+    {more}
+    [[rule]]
+    on = "fsdp.all_gather"
+    compressor = "weight_delta8"
+    algorithm = "all_gather_direct"
+    min_bytes = 0
+    """
+    path = folder / f"policy.{dist.get_rank()}.toml"
+    path.write_text(text.format(least=0, more=""))
+    algorithm = {"weights": "all_gather_direct"}
+    own = FSDPPolicy(gradients="int4", weights="weight_delta8", replicas="int4", algorithm=algorithm)
+    found = []
+    for policy in (own, path, str(path), read_policy_text(path.read_text())):
+        model, _ = sharded(policy)
+        train(model, optimizer_for(model), range(3))
+        found.append(locals_of(model))
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    for least, more, reason in (
+        (1 << 20, "", "below min_bytes of rule 2"),
+        (0, "max_bytes = 64", "above max_bytes of rule 2"),
+        (0, 'dtype = "bf16"', "rule 2 is not for f32"),
+    ):
+        coccl_dsl.torch.traffic.reset()
+        model, _ = sharded(read_policy_text(text.format(least=least, more=more)))
+        train(model, optimizer_for(model), range(1))
+        told = coccl_dsl.torch.report()
+        assert {(n.op, n.reason) for n in told.native if n.role == "fsdp"} == {("reduce_scatter", reason)}
+        assert {c.op for c in told.compressed} == {"all_gather"}
 
 
 def unused_parameters() -> None:
@@ -297,7 +341,16 @@ def unused_parameters() -> None:
 
 def wrong_use() -> None:
     raises(ValueError, "no FSDPModule", lambda: apply_fsdp2(nn.Linear(2, 2)))
-    raises(TypeError, "policy is str", lambda: apply_fsdp2(nn.Linear(2, 2), "int8"))
+    raises(TypeError, "policy is int: an FSDPPolicy", lambda: apply_fsdp2(nn.Linear(2, 2), 8))
+    raises(CompileError, "cannot read `int8`", lambda: apply_fsdp2(nn.Linear(2, 2), "int8"))
+    rule = '[[rule]]\non = "fsdp.reduce_scatter"\ncompressor = "int8"\n'
+    for text, words in (
+        (rule.replace("fsdp.reduce_scatter", "tp.all_reduce"), "no rule of the policy compresses fsdp.reduce_scatter"),
+        (rule + "after_step = 3", "rule 1, which is for fsdp.reduce_scatter, has after_step, which apply_fsdp2"),
+        (rule + 'group = "a"\ntransport = "torch"', "has group and transport"),
+        ("debug_every = 3\n" + rule, "the policy has debug_every"),
+    ):
+        raises(ValueError, words, lambda text=text: apply_fsdp2(nn.Linear(2, 2), read_policy_text(text)))
     raises(ValueError, "algorithm has grads", lambda: FSDPPolicy(algorithm={"grads": "ring"}))
     raises(CompileError, "int9", lambda: FSDPPolicy(weights="int9"))
     raises(BindError, "not reduce_scatter", lambda: FSDPPolicy(algorithm={"gradients": "ring"}))
@@ -341,6 +394,7 @@ def main() -> None:
         accumulation_and_regions,
         lambda: continues_bit_for_bit(folder),
         raw_bytes_stay,
+        lambda: policies_as_enable_takes_them(folder),
         unused_parameters,
         wrong_use,
     )

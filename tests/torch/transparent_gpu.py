@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -145,6 +147,10 @@ def transports() -> None:
                 assert transparent._on is not None
                 (state,) = [s for s in transparent._on.groups.states.values() if s.ops]
                 assert {s.transport for s in state.sessions.values()} == {transport}
+                held = [weakref.ref(s._memory if transport == "symm" else s._local) for s in state.sessions.values()]
+                del state
+            gc.collect()
+            assert not any(h() for h in held), "memory of a policy that is off is held"
 
 
 @case("replicas after many steps", devices="cuda")
