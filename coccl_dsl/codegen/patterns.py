@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ..wire.builtins import f32
 from ..wire.codec import Codec, Node, walk
 
 # Types of scales that neither saturate nor lose precision near 0: (type, how, flush).
 _SAFE_SCALES = (("bf16", "up", True), ("f32", "up", True))
+
+
+def roots_of(codec: Codec) -> list[Node]:
+    """What a kernel that compresses may have to compute."""
+    return [*codec.compress.values(), codec.reopened, *codec.sender_updates.values(), *codec.flags.values()]
 
 
 def all_finite(node: Node) -> Node | None:
@@ -39,6 +45,11 @@ def clean_of(node: Node) -> tuple[Node, Node] | None:
     return (bad, v) if bad.op == "rany" and all_finite(bad) is v else None
 
 
+def frame_peak(node: Node) -> tuple[Node, Node] | None:
+    """(bad, v) where the node is the largest magnitude of a frame whose groups were cleaned: clean = select(bad, 0, v)."""
+    return clean_of(node.args[0].args[0]) if node.op == "fmax" and node.args[0].op == "abs" else None
+
+
 def end_of_clean(node: Node, ops: tuple[str, ...] = ("rmax", "rmin")) -> tuple[Node, Node] | None:
     """(bad, v) where the node is the largest or the least of select(bad, 0, v)."""
     return clean_of(node.args[0]) if node.op in ops else None
@@ -55,17 +66,68 @@ def place_of_end(node: Node) -> tuple[Node, Node, bool] | None:
 
 def spans(codec: Codec) -> set[int]:
     """ids of arrays whose largest and least values are asked for, cleaned, and whose largest magnitude is not."""
-    roots = [*codec.compress.values(), codec.reopened, *codec.sender_updates.values(), *codec.flags.values()]
     found: dict[str, set[int]] = {"rmax": set(), "rmin": set(), "peak": set()}
-    for node in walk(roots):
-        end, place, peak = end_of_clean(node), place_of_end(node), peak_of_clean(node)
+    for node in walk(roots_of(codec)):
+        end, place, peak = end_of_clean(node), place_of_end(node), peak_of_clean(node) or frame_peak(node)
+        end = end or end_of_clean(node, ("fmax", "fmin"))
         if end is not None:
-            found[node.op].add(id(end[1]))
+            found["rmax" if node.op in ("rmax", "fmax") else "rmin"].add(id(end[1]))
         if place is not None:
             found["rmin" if place[2] else "rmax"].add(id(place[1]))
         if peak is not None:
             found["peak"].add(id(peak[1]))
     return (found["rmax"] & found["rmin"]) - found["peak"]
+
+
+def next_of(node: Node) -> tuple[Node, Node, bool] | None:
+    """(bad, v, least) where the node is the largest value of a cleaned group but for its first largest element, or the least but for its
+    first least one: the element takes the value of the group's other end, clean = select(bad, 0, v),
+
+        max(put(clean, argmax(clean) & mask, min(clean)))  or  min(put(clean, argmax(-clean) & mask, max(clean)))
+
+    where the mask is none or keeps all places.
+    """
+    if node.op not in ("rmax", "rmin") or node.args[0].op != "put":
+        return None
+    clean, at, value = node.args[0].args
+    least = node.op == "rmin"
+    if at.op == "and_bits" and at.args[1].op == "const" and at.args[1].value >= clean.length - 1:
+        whole = at.args[1].value
+        at = at.args[0] if whole & (whole + 1) == 0 else at
+    found, place, end = clean_of(clean), place_of_end(at), end_of_clean(value, ("rmax",) if least else ("rmin",))
+    if found is None or end is None or place is None or found != end or place != (*found, least):
+        return None
+    return (*found, least)
+
+
+def next_ends(codec: Codec) -> set[int]:
+    """ids of nodes that `next_of` knows, where the sign of a zero is lost on the way to all that reads them: they are rounded to fields that
+    flush, at once or less such a field and times a constant."""
+    users: dict[int, list[Node]] = {}
+    nodes = list(walk(roots_of(codec)))
+    for node in nodes:
+        for a in node.args:
+            users.setdefault(id(a), []).append(node)
+
+    def flushed(node: Node) -> bool:
+        return all(
+            (user.op == "round_to" and bool(user.attr[2]))
+            or (user.op == "sub" and user.args[0] is node and _never_minus_zero(user.args[1]) and flushed(user))
+            or (user.op == "mul" and user.args[1].op == "const" and flushed(user))
+            for user in users.get(id(node), ())
+        )
+
+    fields = {id(node) for node in roots_of(codec)}
+    return {id(n) for n in nodes if next_of(n) is not None and id(n) not in fields and flushed(n)}
+
+
+def _never_minus_zero(node: Node) -> bool:
+    return node.op == "round_to" and bool(node.attr[2])
+
+
+def asks_of_input(codec: Codec) -> bool:
+    """Whether the input's largest magnitude, or both of its ends, are asked for."""
+    return any((v := all_finite(node)) is not None and v.op == "x" for node in walk(roots_of(codec)))
 
 
 def extreme_of(node: Node) -> tuple[Node, Node] | None:
@@ -118,6 +180,38 @@ def nan_where_bad(node: Node) -> Node | None:
         case "mul":
             return nan_where_bad(node.args[0]) or nan_where_bad(node.args[1])
     return None
+
+
+def idle_cleanings(roots: list[Node], reads: Callable[[Node], tuple[Node, ...]]) -> set[int]:
+    """ids of select(bad, 0, v) that may as well be v: on every way to what is stored, a value of a bad group is replaced, or multiplied with
+    NaN. reads: what a statement reads of its node's arguments."""
+    order = list(walk(roots))
+    if any(node.op in ("bits", "from_bits") for node in order):
+        return set()
+    # Of each node, the conditions under which its value does not matter; a frame's value matters to all its groups.
+    without: dict[int, frozenset[int]] = {id(root): frozenset() for root in roots}
+
+    def add(node: Node, bad: frozenset[int]) -> None:
+        bad = frozenset() if node.scope == "frame" else bad
+        without[id(node)] = without[id(node)] & bad if id(node) in without else bad
+
+    for node in reversed(order):
+        here = without.get(id(node))
+        if here is None:
+            continue
+        for a in reads(node):
+            more: set[int] = set()
+            if node.op == "select" and a is node.args[2] and a is not node.args[1]:
+                more.add(id(node.args[0]))
+            elif node.op == "mul" and node.args[0] is not node.args[1]:
+                bad = nan_where_bad(node.args[1] if a is node.args[0] else node.args[0])
+                more |= {id(bad)} if bad is not None else set()
+            add(a, here | more)
+    return {
+        id(node)
+        for node in order
+        if (found := clean_of(node)) is not None and id(found[0]) in without.get(id(node), frozenset())
+    }
 
 
 def uncleaned(node: Node) -> tuple[Node, Node | None, Node] | None:

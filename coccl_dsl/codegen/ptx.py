@@ -64,3 +64,40 @@ def eight_bits(type: str) -> str:
             text.append(f"@inf bfi.b32 $0, c, $0, {8 * i}, 8;")
         text.append("done:")
     return "\n".join([*text, "}"])
+
+
+def next_ends(type: str) -> str:
+    """PTX that joins what is known of two sets of packed 16-bit floats: $0 the largest, $1 the next one, $2 the least, $3 the next one."""
+    lines = ["{", ".reg .b32 a, b;"]
+    for out, outer, inner in ((0, "max", "min"), (2, "min", "max")):
+        lines.append(f"{outer}.NaN.{type}x2 ${out}, ${out + 4}, ${out + 8};")
+        lines.append(f"{inner}.{type}x2 a, ${out + 4}, ${out + 8};")
+        lines.append(f"{outer}.{type}x2 b, ${out + 5}, ${out + 9};")
+        lines.append(f"{outer}.{type}x2 ${out + 1}, a, b;")
+    return "\n".join([*lines, "}"])
+
+
+def first_half() -> str:
+    """PTX that finds the first of up to 32 elements in a mask, not 0, with the even ones in the low half and the odd ones in the high half."""
+    text = ["{", ".reg .b32 even, odd;"]
+    text += ["brev.b32 even, $1;", "and.b32 odd, even, 0xFFFF;", "and.b32 even, even, 0xFFFF0000;"]
+    # Reversed, the low half stands in the high one: its leading zeros are the element's place, those of the other less 16.
+    text += ["clz.b32 even, even;", "clz.b32 odd, odd;", "shl.b32 even, even, 1;", "mad.lo.s32 odd, odd, 2, -31;"]
+    text += ["min.s32 $0, even, odd;"]
+    return "\n".join([*text, "}"])
+
+
+def signs() -> str:
+    """PTX that gathers the signs of eight floats at bits 3, 7, .. 31 of a word; its other bits are theirs too."""
+    # The funnel takes in four bits at a time, from the last float on.
+    text = ["shr.b32 $0, $8, 28;", *(f"shf.l.wrap.b32 $0, ${i}, $0, 4;" for i in range(7, 0, -1))]
+    return "\n".join(text)
+
+
+def from_eight_bits(type: str) -> str:
+    """PTX that widens four 8-bit floats, packed."""
+    text = ["{", ".reg .b16 low, high, a, b, c, d;", ".reg .b32 two;", "mov.b32 {low, high}, $4;"]
+    for half, first, second in (("low", "a", "b"), ("high", "c", "d")):
+        text += [f"cvt.rn.f16x2.{type}x2 two, {half};", f"mov.b32 {{{first}, {second}}}, two;"]
+    text += [f"cvt.f32.f16 ${i}, {name};" for i, name in enumerate("abcd")]
+    return "\n".join([*text, "}"])

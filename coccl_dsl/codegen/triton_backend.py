@@ -22,7 +22,8 @@ from triton.runtime import driver
 
 from ..plan.ops import Signature
 from .launch import FoldArgs, OpContext, Place, StatePlaces, UserKernel
-from .triton_source import HEADER, KernelSource, Row, Tiling, kernel_key, kernel_source, row_of, tiling
+from .triton_launch import launcher
+from .triton_source import HEADER, KernelSource, Row, Tiling, kernel_key, kernel_source, reads_words, row_of, tiling
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -67,7 +68,7 @@ class _TritonFolds:
         self, function: Any, signature: Signature, folds: list[FoldArgs], context: OpContext, programs: int | None
     ):
         self.device = context.rng.device
-        shape = tiling(signature, context.codecs)
+        shape = tiling(signature, context.codecs, self._has_words(signature, context))
         rows = _Rows(row_of(signature, context.codecs), signature, folds, context)
         self.table = torch.tensor(rows.values, dtype=torch.int64).to(self.device)
         needed = max(shape.programs(f.length) for f in folds)
@@ -88,6 +89,12 @@ class _TritonFolds:
             self.run = self._interpreted(function, fixed, one, shape)
         else:
             self.run = self._launcher(function, fixed, one, shape, signature)
+
+    def _has_words(self, signature: Signature, context: OpContext) -> bool:
+        """Whether triton_pairs.load gives words."""
+        if context.dtype == "f32" or knobs.runtime.interpret or torch.cuda.get_device_capability(self.device) < (9, 0):
+            return False
+        return reads_words(signature, context.codecs, context.factor is not None)
 
     def _interpreted(
         self, function: Any, fixed: tuple[Any, ...], one: dict[str, bool], shape: Tiling
@@ -113,6 +120,7 @@ class _TritonFolds:
         def compiled(aligned: bool) -> Any:
             def make() -> Any:
                 options = {"grid": (1,), "num_warps": shape.warps, "enable_fp_fusion": False}
+                options |= {"maxnreg": shape.registers} if shape.registers else {}
                 tensors = (torch.int64, torch.int32, torch.int32)
                 kernel = function.warmup(dtype, dtype, torch.int64, *fixed, *tensors, ALIGNED=aligned, **one, **options)
                 kernel = kernel.result() if hasattr(kernel, "result") else kernel
@@ -122,13 +130,15 @@ class _TritonFolds:
             with torch.cuda.device(index):
                 return _compile(function, (index, dtype, aligned, *one.values()), make)
 
-        launches: dict[bool, tuple[Any, Any, Any]] = {}
+        launches: dict[bool, tuple[Any, ...]] = {}
         variants: dict[bool, tuple[int, int]] = {}
         for aligned in (True, False) if touches_user else (True,):
             if aligned and not self.aligned:
                 continue
             kernel = compiled(aligned)
-            launches[aligned] = kernel.run, kernel.function, kernel.packed_metadata
+            run, own = launcher(kernel)
+            # No launch metadata and no hooks.
+            launches[aligned] = run, (kernel.function, *own, kernel.packed_metadata, None, None, None)
             variants[aligned] = kernel.function, kernel.metadata.shared
         if touches_user:
             self.user_kernel = UserKernel(variants, self.aligned)
@@ -144,10 +154,9 @@ class _TritonFolds:
                     return run(x, y)
             px, py = x.data_ptr(), y.data_ptr()
             aligned = not touches_user or (offsets_aligned and (px | py) & 15 == 0)
-            launch, kernel, metadata = launches[aligned]
-            # No launch metadata and no hooks: what follows are the kernel's arguments, constants included.
-            rest = (*tail, aligned, *constants)
-            launch(programs, 1, 1, stream_of(index), kernel, metadata, None, None, None, px, py, *rest)
+            launch, before = launches[aligned]
+            # The kernel's arguments, constants included.
+            launch(programs, 1, 1, stream_of(index), *before, px, py, *tail, aligned, *constants)
 
         return run
 

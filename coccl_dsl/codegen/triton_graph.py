@@ -19,6 +19,7 @@ compressor has are printed as one cheaper statement with the same bits:
 - largest and least of a group, where both are asked for, say whether it is finite; they and `select(bad, 0, v)` then need no other test;
 - select(bad, 0, v) is v where what it is multiplied with is NaN for bad groups, before it is rounded;
 - the first element of the largest magnitude is found by one minimum;
+- what is asked of the input as it came, its ends, the values next to them, their places, is asked of 16-bit values in pairs: triton_pairs.py;
 - codes within -Q .. Q of values times 1/scale, scale = up(max(abs) / Q), need no clamp: see `within`.
 """
 
@@ -34,105 +35,24 @@ from .patterns import (
     all_finite,
     end_of_clean,
     extreme_of,
+    frame_peak,
+    idle_cleanings,
     inverse_of_power,
     nan_anyway,
+    nan_where_bad,
+    next_ends,
+    next_of,
     peak_of_clean,
     place_of_end,
     plain,
     power_of_two,
+    roots_of,
     rounded_already,
     spans,
     uncleaned,
     within,
 )
-
-_INFIX = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "and_bits": "&",
-    "or_bits": "|",
-    "xor_bits": "^",
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "both": "&",
-    "either": "|",
-}
-_CALLS = {
-    "div": "tl.div_rn",
-    "idiv": "lib.floor_div",
-    "imod": "lib.floor_mod",
-    "shl": "lib.shift_left",
-    "shr": "lib.shift_right",
-    "abs": "tl.abs",
-    "floor": "tl.floor",
-    "sqrt": "tl.sqrt_rn",
-    "round": "lib.round_even",
-    "select": "tl.where",
-    "to_i32": "lib.to_int",
-    "bits": "lib.as_int",
-    "from_bits": "lib.as_float",
-    "exponent": "lib.exponent",
-    "ldexp": "lib.ldexp",
-}
-_NAMES = {
-    "add": "total",
-    "sub": "difference",
-    "mul": "product",
-    "div": "quotient",
-    "rcp": "inverse",
-    "abs": "size",
-    "rmax": "largest",
-    "rmin": "least",
-    "rsum": "sum",
-    "rany": "some",
-    "rall": "every",
-    "fmax": "frame_largest",
-    "fmin": "frame_least",
-    "fsum": "frame_sum",
-    "select": "chosen",
-    "round_to": "rounded",
-    "isfinite": "finite",
-    "invert": "other",
-    "eq": "equal",
-    "ne": "differs",
-    "lt": "below",
-    "le": "at_most",
-    "gt": "above",
-    "ge": "at_least",
-    "to_f32": "number",
-    "to_i32": "whole",
-    "quantize": "code",
-    "min2": "smaller",
-    "max2": "larger",
-    "neg": "negative",
-    "both": "both",
-    "either": "either",
-    "first": "indices",
-    "floor": "whole",
-    "round": "whole",
-}
-# Names that a kernel uses itself.
-_TAKEN = (
-    "lib",
-    "groups",
-    "memory",
-    "tl",
-    "triton",
-    "row",
-    "first",
-    "length",
-    "frame",
-    "group",
-    "left",
-    "live",
-    "place",
-    "total",
-)
+from .triton_names import CALLS, INFIX, NAMES, TAKEN
 
 
 def width(length: int) -> int:
@@ -154,6 +74,7 @@ class Printer:
 
     leaves   op, or (op, name), -> expression of a leaf: x, live, left (elements of the tile that exist), fields, states, uniform
     exists   expression of bool [G]: which groups exist (only frame reductions ask)
+    words    variable that holds the input as it lies in memory (triton_pairs.py), where x is the input
 
     unrounded tells of arrays of short floats what they were rounded from, and to which type: their bits are made from that at once.
     """
@@ -162,18 +83,25 @@ class Printer:
     groups: str
     leaves: dict[tuple[str, str], str]
     exists: str = ""
+    words: str = ""
     lines: list[str] = field(default_factory=list)
     _names: dict[int, str] = field(default_factory=dict)
     _floats: dict[int, str] = field(default_factory=dict)
     _peaks: dict[int, str] = field(default_factory=dict)
     _ends: dict[int, tuple[str, str]] = field(default_factory=dict)
     _spans: set[int] = field(default_factory=set)
+    _nexts: dict[int, tuple[str, str]] = field(default_factory=dict)
+    _next_ends: set[int] = field(default_factory=set)
+    _idle: set[int] = field(default_factory=set)
+    _bits: dict[int, str] = field(default_factory=dict)
     unrounded: dict[int, tuple[str, str]] = field(default_factory=dict)
     _used: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._used.update(dict.fromkeys(_TAKEN, 1))
+        self._used.update(dict.fromkeys(TAKEN, 1))
         self._spans = spans(self.codec)
+        self._next_ends = next_ends(self.codec) if self.words else set()
+        self._idle = idle_cleanings(roots_of(self.codec), self._asks)
 
     # ------------------------------------------------------------ names
 
@@ -186,6 +114,10 @@ class Printer:
         name = self.fresh(base)
         self.lines.append(f"{name} = {expression}")
         return name
+
+    def bits(self, node: Node) -> str | None:
+        """The bits of a printed group value, where they are known."""
+        return self._bits.get(id(node))
 
     def value(self, root: Node, name: str = "") -> str:
         """Print what `root` needs, and give its expression. `name` is what its own statement is called."""
@@ -217,9 +149,12 @@ class Printer:
         tested = all_finite(node)
         if tested is not None:
             return (tested,)
-        cleaned = peak_of_clean(node) or self._span(node) or extreme_of(node) or self._place(node)
+        cleaned = peak_of_clean(node) or self._span(node) or self._next(node) or extreme_of(node) or self._place(node)
+        cleaned = cleaned or frame_peak(node) or self._frame_end(node)
         if cleaned is not None:
             return cleaned
+        if id(node) in self._idle:
+            return (node.args[2],)
         if node.op == "select" and nan_anyway(node):
             return (node.args[2],)
         if node.op == "round_to" and rounded_already(node):
@@ -250,15 +185,22 @@ class Printer:
         if cleaned is not None:
             bad, v = cleaned
             return self.say(name or "largest", f"tl.where({self._names[id(bad)]}, 0.0, {self._peak(v)})")
+        if id(node) in self._idle:
+            return self._names[id(node.args[2])]
         end = self._span(node)
         if end is not None:
             found = self._both_ends(end[1])[node.op == "rmin"]
-            return self.say(name or _NAMES[node.op], f"tl.where({self._names[id(end[0])]}, 0.0, {found})")
+            return self.say(name or NAMES[node.op], f"tl.where({self._names[id(end[0])]}, 0.0, {found})")
+        after = self._next(node)
+        if after is not None:
+            self._both_ends(after[1])
+            found = self._nexts[id(after[1])][node.op == "rmin"]
+            return self.say(name or f"next_{NAMES[node.op]}", f"tl.where({self._names[id(after[0])]}, 0.0, {found})")
         place = self._place(node)
         if place is not None:
             bad, v = place
             found = self._both_ends(v)[node.args[0].op == "neg"]
-            at = f"groups.place({self._names[id(v)]}, {found})"
+            at = f"{self._from(v, 'place')}({self._given(v)}{self._names[id(v)]}, {found})"
             return self.say(name or "argmax", f"tl.where({self._names[id(bad)]}, 0, {at})")
         extreme = extreme_of(node)
         if extreme is not None:
@@ -280,18 +222,42 @@ class Printer:
         found = end_of_clean(node)
         return found if found is not None and id(found[1]) in self._spans else None
 
+    def _frame_end(self, node: Node) -> tuple[Node, Node] | None:
+        """(bad, v) of an end of a frame's arrays, of which both are asked for."""
+        found = end_of_clean(node, ("fmax", "fmin"))
+        return found if found is not None and id(found[1]) in self._spans else None
+
     def _place(self, node: Node) -> tuple[Node, Node] | None:
         """(bad, v) of the place of an end of an array of which both are asked for."""
         found = place_of_end(node)
         return found[:2] if found is not None and id(found[1]) in self._spans else None
 
+    def _next(self, node: Node) -> tuple[Node, Node] | None:
+        """(bad, v) of the value next to an end, where both ends are asked for and v is the input."""
+        found = next_of(node) if id(node) in self._next_ends else None
+        return found[:2] if found is not None and found[1].op == "x" and id(found[1]) in self._spans else None
+
+    def _from(self, v: Node, function: str) -> str:
+        """A function over a group, of the input's words where there are any."""
+        return f"pairs.{function}" if self.words and v.op == "x" else f"groups.{function}"
+
+    def _given(self, v: Node) -> str:
+        return f"{self.words}, " if self.words and v.op == "x" else ""
+
     def _both_ends(self, v: Node) -> tuple[str, str]:
-        if id(v) not in self._ends:
-            self._ends[id(v)] = (
-                self.say("high", f"groups.highest({self._masked(v, _MINUS_INF)})"),
-                self.say("deep", f"groups.lowest({self._masked(v, _PLUS_INF)})"),
-            )
-        return self._ends[id(v)]
+        if id(v) in self._ends:
+            return self._ends[id(v)]
+        if v.op == "x" and self._next_ends:
+            high, after, deep, before = (self.fresh(n) for n in ("high", "next_high", "deep", "next_deep"))
+            call = f"pairs.ends({self.words}, {self._names[id(v)]}, {self.leaves['live', '']}, FULL)"
+            self.lines.append(f"{high}, {after}, {deep}, {before} = {call}")
+            self._nexts[id(v)] = after, before
+        else:
+            given = self._given(v)
+            high = self.say("high", f"{self._from(v, 'highest')}({given}{self._masked(v, _MINUS_INF)})")
+            deep = self.say("deep", f"{self._from(v, 'lowest')}({given}{self._masked(v, _PLUS_INF)})")
+        self._ends[id(v)] = high, deep
+        return high, deep
 
     def _rounded(self, node: Node) -> str:
         """What a `round_to` or a `quantize` rounds."""
@@ -305,7 +271,8 @@ class Printer:
 
     def _peak(self, v: Node) -> str:
         if id(v) not in self._peaks:
-            self._peaks[id(v)] = self.say("peak", f"groups.peak({self._masked(v, '0.0')})")
+            call = f"{self._from(v, 'peak')}({self._given(v)}{self._masked(v, '0.0')})"
+            self._peaks[id(v)] = self.say("peak", call)
         return self._peaks[id(v)]
 
     # ------------------------------------------------------------ one node
@@ -321,16 +288,19 @@ class Printer:
         if special is not None:
             return special
         printer: Callable[[Node], str] | None = getattr(self, f"_op_{node.op}", None)
-        name = name or _NAMES.get(node.op, node.op)
+        name = name or NAMES.get(node.op, node.op)
         if node.op == "quantize":
             return self._quantize(node, name)
         if node.op == "select" and node.args[0].op == "live":
             return self._select_live(node, name)
-        if node.op in _INFIX:
+        if node.op == "select" and id(node.args[2]) in self._bits and nan_where_bad(node) is node.args[0]:
+            bits = f"tl.where({self._arg(node, 0)}, 0x7F, {self._bits[id(node.args[2])]})"
+            self._bits[id(node)] = self.say("bits", bits)
+        if node.op in INFIX:
             a, b = (self._arg(node, i) for i in (0, 1))
-            return self.say(name, f"{a} {_INFIX[node.op]} {b}")
-        if node.op in _CALLS:
-            return self.say(name, f"{_CALLS[node.op]}({', '.join(self._arg(node, i) for i in range(len(node.args)))})")
+            return self.say(name, f"{a} {INFIX[node.op]} {b}")
+        if node.op in CALLS:
+            return self.say(name, f"{CALLS[node.op]}({', '.join(self._arg(node, i) for i in range(len(node.args)))})")
         if printer is None:
             raise NotImplementedError(f"the Triton back end cannot generate `{node.op}`")
         return self.say(name, printer(node))
@@ -445,7 +415,8 @@ class Printer:
             return f"lib.power_of_two({self._names[id(power)]})"
         value = self._rounded(node)
         if node.scope == "group" and kind == "e4m3" and how == "nearest":
-            return f'lib.nearest({value}, "{kind}")'
+            self._bits[id(node)] = self.say("bits", f'lib.nearest_bits({value}, "{kind}")')
+            return f'lib.decode({self._bits[id(node)]}, "{kind}")'
         if node.scope == "array" and how == "nearest" and not flush:
             if kind not in _SHORT:
                 return f'lib.nearest({value}, "{kind}")'
@@ -453,7 +424,7 @@ class Printer:
             self.unrounded[id(node)] = value, f'"{kind}"{product}'
             return f'lib.nearest({value}, "{kind}")'
         if how == "down":
-            finite = end_of_clean(node.args[0]) is not None
+            finite = end_of_clean(node.args[0]) is not None or self._next(node.args[0]) is not None
             return f'lib.round_down({value}, "{kind}", {flush}{", True" if finite else ""})'
         known = f", {sure}" if (sure := plain(node.args[0])) else ""
         return f'lib.round_to({value}, "{kind}", {how == "up"}, {flush}{known})'
@@ -491,8 +462,14 @@ class Printer:
     def _per_group(self, node: Node, fn: str, neutral: str) -> str:
         """The group values that a frame reduction reads, neutral where a group does not exist."""
         a = node.args[0]
-        text = self._names[id(a)]
-        if a.scope == "array":
+        cleaned = frame_peak(node) or self._frame_end(node)
+        if cleaned is not None:
+            bad, v = cleaned
+            found = self._peak(v) if frame_peak(node) else self._both_ends(v)[node.op == "fmin"]
+            text = self.say("per_group", f"tl.where({self._names[id(bad)]}, 0.0, {found})")
+        elif a.scope == "group":
+            text = self._names[id(a)]
+        else:
             text = self.say("per_group", f"groups.{fn}({self._masked(a, neutral)})")
         return self.say("of_groups", f"{text} if FULL else tl.where({self.exists}, {text}, {neutral})")
 

@@ -139,15 +139,16 @@ def frame_sum(v):
 def hadamard(v, SIZE: tl.constexpr):
     """Orthonormal transform of consecutive blocks of SIZE of a flat tile: butterflies of stride 1, 2, .. SIZE/2, then one multiply.
 
-    The partner of each value comes from a wrapping sum of the pair's bits, less its own: one shuffle, whatever the layout.
+    The partner of each value comes from a wrapping sum of the pair's bits, less its own: one shuffle, whatever the layout. A product with 1 or
+    -1 is exact, so that one instruction adds or subtracts.
     """
     N: tl.constexpr = v.shape[0]
-    second = tl.arange(0, 2)[None, :, None] == 1
+    sign = tl.where(tl.arange(0, 2)[None, :, None] == 1, -1.0, 1.0)
     for i in tl.static_range(_log2(SIZE)):
         pair = tl.reshape(v, (N >> (i + 1), 2, 1 << i))
         bits = as_int(pair)
         partner = as_float(tl.sum(bits, 1)[:, None, :] - bits)
-        v = tl.reshape(tl.where(second, partner - pair, pair + partner), (N,))
+        v = tl.reshape(tl.fma(pair, sign, partner), (N,))
     return v * _root(SIZE)
 
 

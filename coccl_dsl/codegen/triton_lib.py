@@ -20,7 +20,7 @@ import triton.language as tl
 from triton import knobs
 from triton.language.target_info import cuda_capability_geq
 
-from .ptx import eight_bits, odd_values
+from .ptx import eight_bits, from_eight_bits, odd_values, signs
 
 INTERPRET = tl.constexpr(bool(knobs.runtime.interpret))
 
@@ -46,6 +46,9 @@ _ROUND_BF16_PAIRS = tl.constexpr(odd_values("bf16", True))
 _ROUND_F16_PAIRS = tl.constexpr(odd_values("f16", True))
 _E4M3 = tl.constexpr(eight_bits("e4m3"))
 _E5M2 = tl.constexpr(eight_bits("e5m2"))
+_FROM_E4M3 = tl.constexpr(from_eight_bits("e4m3"))
+_FROM_E5M2 = tl.constexpr(from_eight_bits("e5m2"))
+_SIGNS = tl.constexpr(signs())
 _EIGHT = tl.constexpr("=&r,=&r,=&r,=&r,f,f,f,f,f,f,f,f")
 
 
@@ -188,17 +191,50 @@ def reciprocal_of_power(v):
 
 
 @triton.jit
+def _size_of_e2m1(v):
+    """The code of a magnitude, above _MAGIC_BITS. Codes step by 0.5 up to 2, by 1 up to 4, then by 2: the least of three roundings, each a
+    sum whose last place is 1. NaN becomes 6."""
+    size = tl.abs(v)
+    fine, middle = as_int(tl.fma(size, 2.0, _MAGIC)), as_int(size + (_MAGIC + 2.0))
+    coarse = as_int(tl.fma(size, 0.5, _MAGIC + 4.0))
+    return tl.minimum(tl.minimum(fine, middle), tl.minimum(coarse, _MAGIC_BITS + 7))
+
+
+@triton.constexpr_function
+def _eight_sizes() -> int:
+    """What _MAGIC_BITS adds to a word of eight e2m1 codes, less."""
+    total = -sum(0x4B400000 << (4 * i) for i in range(8)) % (1 << 32)
+    return total - (1 << 32) if total >> 31 else total
+
+
+@triton.jit
+def nearest_words(v, TYPE: tl.constexpr, PRODUCT: tl.constexpr = False, FULL: tl.constexpr = False):
+    """nearest_bits of [G, P] e2m1 values; of whole tiles int32[G * P / 8], as memory.store_codes would pack them, which saves work."""
+    COUNT: tl.constexpr = v.shape[0] * v.shape[1] // 8
+    if INTERPRET or not FULL or not PRODUCT or v.shape[1] < 8:
+        return nearest_bits(v, TYPE, PRODUCT)
+    else:
+        sizes = tl.reshape(_size_of_e2m1(v), (COUNT, 8)) << (tl.arange(0, 8) * 4)[None, :]
+        even, odd = tl.split(tl.reshape(v, (COUNT, 2, 2, 2)))
+        a, c = tl.split(even)
+        b, d = tl.split(odd)
+        v0, v4 = tl.split(a)
+        v1, v5 = tl.split(b)
+        v2, v6 = tl.split(c)
+        v3, v7 = tl.split(d)
+        each = [v0, v1, v2, v3, v4, v5, v6, v7]
+        sign = tl.inline_asm_elementwise(_SIGNS, "=&r,r,r,r,r,r,r,r,r", each, dtype=tl.int32, is_pure=True, pack=1)
+        return (tl.sum(sizes, 1) + _eight_sizes()) | (sign & -0x77777778)
+
+
+@triton.jit
 def nearest_bits(v, TYPE: tl.constexpr, PRODUCT: tl.constexpr = False):
     """encode(round_to(v, TYPE, nearest)) for whole arrays of short floats: int8 of 8-bit types, int32 of e2m1. PRODUCT: v is one, so that its
     NaN has no sign."""
     if TYPE == "e2m1":
-        # Codes step by 0.5 up to 2, by 1 up to 4, then by 2: the least of three roundings, each a sum whose last place is 1. NaN becomes 6.
-        size = tl.abs(v)
-        fine, middle = as_int(tl.fma(size, 2.0, _MAGIC)), as_int(size + (_MAGIC + 2.0))
-        coarse = as_int(tl.fma(size, 0.5, _MAGIC + 4.0))
-        code = tl.minimum(tl.minimum(fine, middle), tl.minimum(coarse, _MAGIC_BITS + 7))
         sign = (as_int(v) >> 28) & 8
-        return (code & 7) | (sign if PRODUCT else tl.where(v == v, sign, 0))
+        # The interpreter's product of a negative value and NaN may be negative.
+        return (_size_of_e2m1(v) & 7) | (sign if PRODUCT and not INTERPRET else tl.where(v == v, sign, 0))
     elif INTERPRET or not cuda_capability_geq(8, 9):
         return encode(round_to(v, TYPE, False, False), TYPE).to(tl.int8)
     else:
@@ -248,6 +284,9 @@ def encode(v, TYPE: tl.constexpr):
 def decode(bits, TYPE: tl.constexpr):
     """The float32 values of fields' bits (int32, or int8 as nearest_bits gives): casts.decode."""
     if bits.dtype == tl.int8:
+        if not INTERPRET and cuda_capability_geq(9, 0) and (TYPE == "e4m3" or TYPE == "e5m2"):
+            WIDEN: tl.constexpr = _FROM_E4M3 if TYPE == "e4m3" else _FROM_E5M2
+            return tl.inline_asm_elementwise(WIDEN, "=f,=f,=f,=f,r", [bits], dtype=tl.float32, is_pure=True, pack=4)
         bits = bits.to(tl.int32) & 0xFF
     if TYPE == "e8m0":
         return as_float(tl.where(bits == 0xFF, _NAN, tl.where(bits == 0, 0x400000, bits << 23)))

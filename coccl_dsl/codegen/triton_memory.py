@@ -100,6 +100,24 @@ def place(address, DTYPE: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
+def _pack(code, BITS: tl.constexpr, SIGNED: tl.constexpr, UNIT: tl.constexpr):
+    """int32 [G * P * BITS / UNIT], or as wide as they are: codes, low bits first, in words of UNIT bits.
+
+    A word is the wrapping sum of its codes, each shifted to its place: one instruction a code. A bias makes signed codes positive before the
+    sum, and comes off by the last xor.
+    """
+    EACH: tl.constexpr = UNIT // BITS
+    if EACH > 1:
+        lanes = tl.reshape(code, (code.shape[0] * code.shape[1] // EACH, EACH))
+        word = tl.sum(lanes << (tl.arange(0, EACH) * BITS)[None, :], 1)
+        if SIGNED:
+            word = (word + _bias(BITS)) ^ _bias(BITS)
+        return word
+    else:
+        return tl.reshape(code, (code.shape[0] * code.shape[1],))
+
+
+@triton.jit
 def store_codes(
     address,
     code,
@@ -111,37 +129,33 @@ def store_codes(
 ):
     """Store int32 [G, P], LENGTH values a group of BITS bits, low bits first; `left` groups exist. Codes fit their bits.
 
-    Whole tiles go out as 32-bit words. A word is the wrapping sum of its codes, each shifted to its place: one instruction a code. A bias makes
-    signed codes positive before the sum, and comes off by the last xor. int8 codes are stored as they are.
+    Whole tiles go out as 32-bit words. int8 codes are stored as they are, and so are the words of a whole tile where `code` is these.
     """
-    G: tl.constexpr = code.shape[0]
-    P: tl.constexpr = code.shape[1]
-    STEP: tl.constexpr = G * LENGTH * BITS // 8
-    WORDS: tl.constexpr = FULL and LENGTH == P and STEP % 4 == 0 and code.dtype == tl.int32
-    UNIT: tl.constexpr = BITS if BITS >= 16 else (32 if WORDS else 8)
-    EACH: tl.constexpr = UNIT // BITS
-    if EACH > 1:
-        lanes = tl.reshape(code, (G * P // EACH, EACH))
-        word = tl.sum(lanes << (tl.arange(0, EACH) * BITS)[None, :], 1)
-        if SIGNED:
-            word = (word + _bias(BITS)) ^ _bias(BITS)
+    if len(code.shape) == 1:
+        tl.store(place(address, tl.int32, code.shape[0] * 4) + tl.arange(0, code.shape[0]), code)
     else:
-        word = tl.reshape(code, (G * P,))
-    if UNIT == 32:
-        pointer = place(address, tl.int32, STEP)
-    elif UNIT == 16:
-        pointer = place(address, tl.int16, STEP)
-        word = word.to(tl.int16)
-    else:
-        pointer = place(address, tl.int8, STEP)
-        word = word.to(tl.int8)
-    if FULL and LENGTH == P:
-        tl.store(pointer + tl.arange(0, G * P // EACH), word)
-    else:
-        unit = columns(P // EACH)
-        row = tl.arange(0, G)[:, None]
-        exists = (row < left) & (unit < LENGTH // EACH)
-        tl.store(pointer + (row * (LENGTH // EACH) + unit), tl.reshape(word, (G, P // EACH)), mask=exists)
+        G: tl.constexpr = code.shape[0]
+        P: tl.constexpr = code.shape[1]
+        STEP: tl.constexpr = G * LENGTH * BITS // 8
+        WORDS: tl.constexpr = FULL and LENGTH == P and STEP % 4 == 0 and code.dtype == tl.int32
+        UNIT: tl.constexpr = BITS if BITS >= 16 else (32 if WORDS else 8)
+        EACH: tl.constexpr = UNIT // BITS
+        word = _pack(code, BITS, SIGNED, UNIT)
+        if UNIT == 32:
+            pointer = place(address, tl.int32, STEP)
+        elif UNIT == 16:
+            pointer = place(address, tl.int16, STEP)
+            word = word.to(tl.int16)
+        else:
+            pointer = place(address, tl.int8, STEP)
+            word = word.to(tl.int8)
+        if FULL and LENGTH == P:
+            tl.store(pointer + tl.arange(0, G * P // EACH), word)
+        else:
+            unit = columns(P // EACH)
+            row = tl.arange(0, G)[:, None]
+            exists = (row < left) & (unit < LENGTH // EACH)
+            tl.store(pointer + (row * (LENGTH // EACH) + unit), tl.reshape(word, (G, P // EACH)), mask=exists)
 
 
 @triton.jit

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from ..plan.ops import Signature
 from ..wire.codec import FRAME, TYPES, Codec, Field, Node, walk
 from ..wire.layout import ALIGN, frame_bytes
-from .patterns import fits
+from .patterns import asks_of_input, fits, roots_of
 from .triton_graph import Printer, width
 
 # Elements of a whole tile, of a small one, and of a warp in a whole one: small tiles start
@@ -47,6 +47,7 @@ import triton.language as tl
 from coccl_dsl.codegen import triton_groups as groups
 from coccl_dsl.codegen import triton_lib as lib
 from coccl_dsl.codegen import triton_memory as memory
+from coccl_dsl.codegen import triton_pairs as pairs
 """
 VARIANTS = ("ALIGNED", "ONE_WIRE", "ONE_PLACE", "LOOP", "COPIES")
 ARGUMENTS = ("x", "y", "table", "folds", "row_size", "places_at", "factor", "rng", "version", "flags")
@@ -58,11 +59,13 @@ _STATE_DTYPES = {"f32": "tl.float32", "bf16": "tl.bfloat16", "f16": "tl.float16"
 
 @dataclass(frozen=True)
 class Tiling:
-    """tile: elements of a whole tile; small: of the tiles that cut what is left; warps: `num_warps` at launch."""
+    """tile: elements of a whole tile; small: of the tiles that cut what is left; warps, registers: `num_warps` and `maxnreg` at launch, where
+    0 is no bound."""
 
     tile: int
     small: int
     warps: int
+    registers: int = 0
 
     def programs(self, length: int) -> int:
         """How many programs a piece of `length` elements takes."""
@@ -141,11 +144,23 @@ def kernel_key(signature: Signature, dtype: str, codecs: dict[str, Codec], facto
     )
 
 
-def tiling(signature: Signature, codecs: dict[str, Codec]) -> Tiling:
-    """Tiles are multiples of every group and Hadamard block, with 32 to 64 elements a thread in whole ones."""
+def reads_words(signature: Signature, codecs: dict[str, Codec], factor: bool) -> bool:
+    """Whether what is compressed is the input as it lies in memory, and something is asked of it that its words tell (triton_pairs.py)."""
+    out, opened = _codecs(signature, codecs)
+    if out is None or opened is not None or factor or signature.dense != (("input", 0),):
+        return False
+    return signature.basis <= 1 and out.basis <= 1 and out.group >= 4 and asks_of_input(out)
+
+
+def tiling(signature: Signature, codecs: dict[str, Codec], words: bool = False) -> Tiling:
+    """Tiles are multiples of every group and Hadamard block, with 32 to 64 elements a thread in whole ones.
+
+    words: the kernel keeps its input as pairs of 16-bit values. A frame then takes half a multiprocessor's registers, if told to: one
+    program computes while another one's frame is on its way.
+    """
     out, opened = _codecs(signature, codecs)
     if out is not None and out.has_frame_fields:
-        return Tiling(FRAME, FRAME, 32)
+        return Tiling(FRAME, FRAME, 16, 64) if words else Tiling(FRAME, FRAME, 32)
     bases = [signature.basis, *(b for _, b in signature.dense), *(b for _, b, _ in signature.sinks)]
     least = max([c.group for c in (out, opened) if c] + bases)
     tile = max(TILE, least)
@@ -170,6 +185,14 @@ def _owned(codec: Codec | None) -> int:
         return 0
     bits = [f.bits for f in codec.fields if f.per == "array"]
     return min(32, 128 // max(bits)) if bits and max(bits) <= 8 else 0
+
+
+def _spread(codec: Codec) -> int:
+    """The longest run of elements that are summed or rotated when `codec` compresses, where it is more than a thread has in a row, else 0."""
+    sums = [n.args[0].length for n in walk(roots_of(codec)) if n.op == "rsum"]
+    turns = [n.attr[0] for n in walk(roots_of(codec)) if n.op == "hadamard"]
+    longest = max([*sums, *turns], default=0)
+    return longest if longest > 32 and longest & (longest - 1) == 0 else 0
 
 
 def _codecs(signature: Signature, codecs: dict[str, Codec]) -> tuple[Codec | None, Codec | None]:
@@ -198,6 +221,7 @@ class _Kernel:
         self.out, self.opened = _codecs(signature, codecs)
         self.row = row_of(signature, codecs)
         self.own = _owned(self.out or self.opened)
+        self.words = reads_words(signature, codecs, factor)
         self.o = _Lines()
 
     def text(self) -> str:
@@ -369,8 +393,13 @@ class _Kernel:
                 o.add(f"source = memory.element(x, tl.load(row + {column}) + first, ALIGNED)")
             else:
                 o.add(f"source = memory.place(tl.load(row + {column}) + first * 4, tl.float32, 4 * TILE)")
-            left = f"{self._live_length(basis)} - first"
-            o.add(f"{name} = memory.load_flat(source, {left}, TILE, FULL{f', {self.own}' if self.own else ''})")
+            load = f"source, {self._live_length(basis)} - first, TILE, FULL"
+            if self.words:
+                spread = _spread(self.out) if self.out is not None and self.own else 0
+                own = f", 32, {spread}" if spread else f", {self.own}" if self.own else ""
+                o.add(f"words = pairs.load({load}{own})", f"{name} = pairs.values(words)")
+            else:
+                o.add(f"{name} = memory.load_flat({load}{f', {self.own}' if self.own else ''})")
             if role == "input" and self.factor:
                 o.add(f"{name} = {name} * factor")
             self._rebase(name, basis, self.s.basis)
@@ -398,7 +427,8 @@ class _Kernel:
         self._rebase("closing", self.s.basis, codec.basis)
         o.add(f"closing = tl.reshape(closing, [{groups}, {group}])")
         leaves: dict[tuple[str, str], str] = {("live", ""): "live", ("left", ""): "left", ("x", ""): "v"}
-        printer = Printer(codec, groups, leaves, exists=f"tl.arange(0, {groups}) < existing")
+        exists, words = f"tl.arange(0, {groups}) < existing", "words" if self.words else ""
+        printer = Printer(codec, groups, leaves, exists, words)
         o.add(f"{printer.fresh('v')} = closing if FULL else tl.where(live, closing, 0.0)")
         roots = [*codec.compress.values(), codec.reopened, *codec.sender_updates.values(), *codec.flags.values()]
         for i, name in enumerate(self.row.states):
@@ -439,8 +469,12 @@ class _Kernel:
         code = printer.fresh(f"{f.name}_bits")
         if f.per == "array" and id(node) in printer.unrounded:
             source, kind = printer.unrounded[id(node)]
-            self.o.add(f"{code} = lib.nearest_bits({source}, {kind})")
+            function = "nearest_bits" if f.bits == 8 else "nearest_words"
+            self.o.add(f"{code} = lib.{function}({source}, {kind}{', FULL=FULL' if f.bits < 8 else ''})")
             return code
+        bits = printer.bits(node) if f.per == "group" and f.type == "e4m3" else None
+        if bits is not None:
+            return bits
         if not f.integer and f.type == "f16" and f.per == "array":
             self.o.add(f'{code} = lib.to_bits16({value}, "f16")')
         elif not f.integer:

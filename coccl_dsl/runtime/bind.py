@@ -353,10 +353,10 @@ def _as_measured(
 @dataclass
 class Wiring:
     """What an op's wires move through: `memory` where peers' memory is mapped, `transport` to other ranks (it makes one, of a name for
-    diagnostics). hosts: of each rank, where peers' memory is mapped on some only. arena gives local wire memory of so many bytes; turn orders
+    diagnostics and a number of slices). hosts: of each rank, where peers' memory is mapped on some only. arena gives local wire memory of so many bytes; turn orders
     the ops that share it."""
 
-    transport: Callable[[str], Transport] | None = None
+    transport: Callable[[str, int], Transport] | None = None
     memory: Callable[[Plan, Layout], Mapped] | None = None
     arena: Callable[[int], torch.Tensor] | None = None
     turn: Turn | None = None
@@ -393,7 +393,12 @@ def assemble(
         memory = wiring.memory(plan, layouts[rank])
         reuses = any(p.credits is not None and (p.credits.awaits or p.credits.grants) for p in plans)
         transport: Transport = SymmTransport(
-            memory, what, plan, best.depth, reuses, wiring.transport(what) if wiring.transport is not None else None
+            memory,
+            what,
+            plan,
+            best.depth,
+            reuses,
+            wiring.transport(what, best.depth) if wiring.transport is not None else None,
         )
         arena = memory.arena
         arenas = memory.arenas
@@ -401,7 +406,7 @@ def assemble(
         assert wiring.transport is not None
         plan = collective.plan(world, rank, dtype=name, compressors=s.compressors, trace=trace, fuse=s.fuse)
         best = tuned(plan, 0, s.depth)
-        transport, arena, layouts, arenas = wiring.transport(what), None, [], {}
+        transport, arena, layouts, arenas = wiring.transport(what, best.depth), None, [], {}
     executor = Executor(
         plan,
         backend,
@@ -447,11 +452,11 @@ def _wiring(group: dist.ProcessGroup, device: torch.device, chosen: Chosen, meet
 
         if name == "symm":
             return Wiring(memory=memory)
-        return Wiring(lambda what: TorchTransport(group, device, what), memory, hosts=chosen.hosts)
+        return Wiring(lambda what, _: TorchTransport(group, device, what), memory, hosts=chosen.hosts)
     if name == "nccl":
         if device.type != "cuda":
             raise BindError(f"transport='nccl' needs CUDA tensors, like is on {device}")
         from .transports.nccl import NcclTransport
 
-        return Wiring(lambda what: NcclTransport(group, device, what, meeting))
-    return Wiring(lambda what: TorchTransport(group, device, what))
+        return Wiring(lambda what, depth: NcclTransport(group, device, what, meeting, depth))
+    return Wiring(lambda what, _: TorchTransport(group, device, what))

@@ -105,8 +105,11 @@ class Executor:
         self.version = torch.zeros(1, dtype=torch.int32, device=device)
         self.flags = torch.zeros(1 + len(self.flag_names), dtype=torch.int32, device=device)
         self.factor, self.far_programs = factor, far_programs
+        self._on_gpu = device.type == "cuda"
         self.calls = 0
         self.fresh = True
+        self.has_first = any(c.first for c in plan.codecs.values())
+        self.stateful, self.stochastic = plan.stateful, plan.stochastic
         self.count: int | None = None
         self._prepared: dict[tuple[object, ...], _Prepared] = {}
         self.held: dict[int, _Prepared] = {}
@@ -151,18 +154,19 @@ class Executor:
 
     def prepare(self, count: int, splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None) -> _Prepared:
         """Everything of a call that depends on its count but not on its tensors."""
-        first = self.fresh and any(c.first for c in self.plan.codecs.values())
+        first = self.fresh and self.has_first
         key = (count, splits, first)
         found = self._prepared.get(key)
+        capturing = self._on_gpu and torch.cuda.is_current_stream_capturing()
         if found is None:
-            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            if capturing:
                 raise CollectiveError(
                     f"`{self.plan.name}` was not called with {count} elements yet: call it once before the graph is captured"
                 )
             if len(self._prepared) >= MAX_PREPARED:
                 del self._prepared[next(iter(self._prepared))]
             found = self._prepared[key] = self._prepare(count, splits, first)
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if capturing:
             self.held.setdefault(id(found), found)
         return found
 
@@ -308,7 +312,7 @@ class Executor:
 
     def begin(self, count: int) -> None:
         """States belong to tensors of one size: another count starts afresh."""
-        if self.plan.stateful and self.count is not None and self.count != count:
+        if self.stateful and self.count is not None and self.count != count:
             self.reset()
         self.count = count
 
@@ -339,10 +343,10 @@ class Executor:
         """The call is complete: states become current, the call number advances."""
         for current, following in prepared.commits:
             current.copy_(following)
-        if self.plan.stateful:
+        if self.stateful:
             self.version += 1
             self.fresh = False
-        if self.plan.stochastic:
+        if self.stochastic:
             self.rng[1] += 1
         self.calls += 1
 

@@ -71,6 +71,11 @@ class Turn:
             stream.wait_stream(self.last)
         self.last = stream
 
+    def order_raw(self, stream: int, device: torch.device) -> None:
+        """The same for the current stream, given as a cudaStream_t, outside of captures."""
+        if self.last is None or self.last.cuda_stream != stream:
+            self.order(torch.cuda.current_stream(device))
+
 
 class Work:
     """Result of an async call. `wait()` orders the caller's stream after it and never blocks the host; holds the tensors until then."""
@@ -113,6 +118,7 @@ class Op:
         self._executor, self.transport, self.settings = executor, transport, settings
         self.device, self.dtype = device, dtype
         self._side: torch.cuda.Stream | None = None
+        self._on_gpu = device.type == "cuda"
         self.turn = turn if turn is not None else Turn(device)
         self.graphs = OwnGraphs(self._why_no_graphs())
         self.closed = ""
@@ -175,21 +181,29 @@ class Op:
             if self.collective.kind != "all_to_all" or input_splits is None or output_splits is None:
                 raise ValueError("input_splits and output_splits belong together, and to all_to_all")
             splits = (tuple(input_splits), tuple(output_splits))
+        # Kernels of the GPU look at addresses alone; entering no_grad costs as much as a launch.
+        if (
+            self._on_gpu
+            and not (isinstance(x, torch.Tensor) and x.requires_grad)
+            and not (out is not None and out.requires_grad)
+        ):
+            with self.turn.lock:
+                return self._call(x, out, async_op, splits)
         with torch.no_grad(), self.turn.lock:
             return self._call(x, out, async_op, splits)
 
     def _call(self, x: torch.Tensor, out: torch.Tensor | None, async_op: bool, splits) -> Any:
         self.check_open()
         self._check(x, "x")
-        flat = x.detach().contiguous().reshape(-1)
+        flat = _flat(x)
         if self._executor is None:
             return self._alone(flat, x, out, async_op)
         prepared_cut = self._executor.prepare(flat.numel(), splits).cut
         result = self._result(x, out, prepared_cut)
-        y = result.reshape(-1)
+        y = _flat(result)
         if out is not None:
             self._check_alias(flat, y, prepared_cut)
-        if self.device.type != "cuda":
+        if not self._on_gpu:
             self._drive(flat, y, splits)
             return Work(result, (), None) if async_op else result
         caller = torch.cuda.current_stream(self.device)
@@ -231,8 +245,7 @@ class Op:
         with self.turn.lock:
             if not self._may_replay(x.numel()) or torch._C._cuda_getDevice() != index:
                 return False
-            if self.turn.last is not None:
-                self.turn.order(torch.cuda.current_stream(self.device))
+            self.turn.order_raw(torch._C._cuda_getCurrentRawStream(index), self.device)
             self._launch(graph, px, py)
         return True
 
@@ -262,6 +275,9 @@ class Op:
         if graph is not None:
             with torch.cuda.device(self.device):
                 self._launch(graph, x.data_ptr(), y.data_ptr())
+            return
+        if not in_region():
+            drive(executor, transport, x, y, count, splits)
             return
         with call_number(executor):
             drive(executor, transport, x, y, count, splits)
@@ -317,7 +333,7 @@ class Op:
             raise ValueError(f"out has {out.numel()} elements, the result {count}")
         if not out.is_contiguous():
             raise ValueError("out is not contiguous; give a contiguous tensor, or none")
-        return out.detach()
+        return out.detach() if out.requires_grad else out
 
     def _shape(self, x: torch.Tensor, count: int) -> tuple[int, ...]:
         n = self.world.count
@@ -392,6 +408,13 @@ class Op:
         )
         lines.append(self.graphs.describe())
         return Explanation("\n".join([*lines, summary(self.plan, self.settings.capacity)]))
+
+
+def _flat(t: torch.Tensor) -> torch.Tensor:
+    """One dimension, contiguous, without a gradient: itself where it is so."""
+    if t.requires_grad:
+        t = t.detach()
+    return t if t.dim() == 1 and t.is_contiguous() else t.contiguous().reshape(-1)
 
 
 class LocalOp:

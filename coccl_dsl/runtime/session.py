@@ -141,7 +141,9 @@ class Session:
     def _wiring(self, levels: int) -> Wiring:
         memory = self._memory
         if memory is None or levels > MAX_LEVELS:
-            return Wiring(lambda what: TorchTransport(self.group, self.device, what), arena=self._arena, turn=self.turn)
+            return Wiring(
+                lambda what, _: TorchTransport(self.group, self.device, what), arena=self._arena, turn=self.turn
+            )
 
         def shared(plan: Plan, layout: Layout) -> Mapped:
             return memory

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime import driver
 
 from coccl_dsl.codegen.triton_source import HEADER, VARIANTS, KernelSource, kernel_source
 from coccl_dsl.plan.ops import Signature
@@ -54,6 +56,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory):
         one: bool = True,
         loop: bool = False,
         copies: bool = False,
+        hopper: bool = False,
     ) -> Any:
         codecs = {"q": triton_cases.make(compressor, dtype)}
         source = kernel_source(SIGNATURES[kind], dtype, codecs, False)
@@ -79,6 +82,22 @@ def compiled(tmp_path_factory: pytest.TempPathFactory):
         )
 
     return compile
+
+
+class Hopper:
+    """As much of a driver as tells which GPU there is."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+@pytest.fixture(scope="module")
+def on_hopper(compiled, tmp_path_factory: pytest.TempPathFactory):
+    """`compiled`, as on a machine with such a GPU. Triton's cache does not tell these kernels from those made without one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(knobs.cache, "dir", str(tmp_path_factory.mktemp("hopper")))
+        patch.setattr(driver, "_active", Hopper())
+        yield compiled
 
 
 def resources(kernel: Any, folder: Path) -> tuple[int, int]:
@@ -148,3 +167,37 @@ def test_whole_tiles_take_no_masks(compiled):
     """Predicated global accesses belong to the small tiles, of which a thread has 8 elements."""
     ptx = compiled("compress", "int4", "bf16").asm["ptx"]
     assert len(re.findall(r"@%p\d+ ld\.global", ptx)) < 32
+
+
+PAIRS = {
+    "int8": "max.NaN.xorsign.abs.{}x2",
+    "nvfp4": "max.NaN.xorsign.abs.{}x2",
+    "minmax_u8": "min.NaN.{}x2",
+    "uint4": "min.NaN.{}x2",
+    "spike4": "set.eq.u32.{}x2",
+    "spike4(group=128)": "set.eq.u32.{}x2",
+    "taco_fp8": "max.NaN.xorsign.abs.{}x2",
+}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("compressor", PAIRS)
+def test_untouched_inputs_of_16_bits_are_compared_in_pairs(on_hopper, compressor, dtype, tmp_path):
+    kernel = on_hopper("compress", compressor, dtype, hopper=True)
+    ptx = kernel.asm["ptx"]
+    assert PAIRS[compressor].format(dtype) in ptx
+    assert wide(accesses(ptx), "ld") >= 4
+    registers, stack = resources(kernel, tmp_path)
+    # A frame's program has bounds of its own.
+    assert compressor in ("nvfp4", "minmax_u8") or (stack == 0 and registers <= 128), (registers, stack)
+
+
+def test_float32_has_no_pairs(on_hopper):
+    assert "bf16x2" not in on_hopper("compress", "int8", "f32", hopper=True).asm["ptx"]
+
+
+def test_wide_butterflies_and_sums_stay_in_a_thread(on_hopper):
+    """Two of the seven steps over 128 values take a value each from another thread, of the 32 that a thread has of a whole tile."""
+    ptx = on_hopper("compress", "taco_fp8", "bf16", hopper=True).asm["ptx"]
+    whole = ptx[: ptx.index("ld.global.b16")]
+    assert 64 <= whole.count("shfl.sync") <= 96

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from coccl_dsl.codegen import evaluate, triton_graph
+from coccl_dsl.codegen import evaluate, triton_graph, triton_names
 from coccl_dsl.codegen.triton_source import Tiling, kernel_key, kernel_source
 from coccl_dsl.plan.ops import Signature
 from coccl_dsl.wire.codec import FRAME, Graph
@@ -48,7 +48,7 @@ def test_names_and_keys_tell_kernels_apart():
 
 def test_every_operation_of_the_reference_is_printed():
     leaves = {"x", "live", "field", "state", "uniform", "const", "quantize"}
-    known = leaves | set(triton_graph._INFIX) | set(triton_graph._CALLS)
+    known = leaves | set(triton_names.INFIX) | set(triton_names.CALLS)
     known |= {name.removeprefix("_op_") for name in dir(triton_graph.Printer) if name.startswith("_op_")}
     assert set(evaluate._OPS) <= known
 

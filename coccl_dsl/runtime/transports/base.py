@@ -102,8 +102,13 @@ def drive(
     is the same on all ranks. launched: is told every launch of a Fold."""
     executor.begin(count)
     prepared = executor.prepare(count, splits)
+    passes = prepared.passes
+    if len(passes) == 1 and len(passes[0]) == 1 and not prepared.copies:
+        _drive_straight(transport, passes[0][0], x, y, launched)
+        executor.finish(prepared)
+        return
     copying: torch.cuda.Stream | None = None
-    for number, slices in enumerate(prepared.passes):
+    for number, slices in enumerate(passes):
         transport.begin()
         if number == 0:
             copying = _copies_beside(executor, prepared, x, y)
@@ -112,6 +117,25 @@ def drive(
     if copying is not None:
         torch.cuda.current_stream(executor.device).wait_stream(copying)
     executor.finish(prepared)
+
+
+def _drive_straight(
+    transport: Transport,
+    steps: list[Any],
+    x: torch.Tensor,
+    y: torch.Tensor,
+    launched: Callable[[Prepared], None] | None,
+) -> None:
+    """One slice has nothing to overlap with: its steps in order, which costs the host the least."""
+    transport.begin()
+    for step in steps:
+        if isinstance(step, ExchangeCall):
+            transport.post(step).wait()
+            continue
+        step.run(x, y)
+        if launched is not None:
+            launched(step)
+    transport.end()
 
 
 def _drive_pass(

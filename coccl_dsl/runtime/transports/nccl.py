@@ -120,12 +120,15 @@ class _Communicator:
                 )
                 self.comm.abort()
 
-    def exchange(self, call: ExchangeCall, what: str) -> Any:
+    def exchange(self, call: ExchangeCall, what: str, beside: bool) -> Any:
+        """Enqueue one level on the current stream, or on the communicator's own `beside` it. Returns an event that comes after it."""
         if self.failed is not None:
             raise self.failed
-        caller = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(caller)
-        stream, kind = self.stream.cuda_stream, self.nccl.NCCL_UINT8
+        on = torch.cuda.current_stream(self.device)
+        if beside:
+            self.stream.wait_stream(on)
+            on = self.stream
+        stream, kind = on.cuda_stream, self.nccl.NCCL_UINT8
         self.nccl.groupStart()
         for parcel in call.sends:
             for t in parcel.tensors:
@@ -134,7 +137,7 @@ class _Communicator:
             for t in parcel.tensors:
                 self.comm.recv(t.data_ptr(), t.numel(), kind, parcel.peer, stream)
         self.nccl.groupEnd()
-        done = self.stream.record_event()
+        done = on.record_event()
         if not torch.cuda.is_current_stream_capturing():
             peers = sorted({p.peer for p in (*call.sends, *call.recvs)})
             self.watch(done, f"{what}: step {call.level}, slice {call.slice}, with ranks {peers}")
@@ -155,14 +158,15 @@ class _Posted:
 
 
 class NcclTransport:
-    """Over a private communicator, one a group, shared by its ops."""
+    """Over a private communicator, one a group, shared by its ops. depth: slices of the op; one has nothing to overlap with, and its wires move on
+    the caller's own stream."""
 
     name = "nccl"
     streams = 0
     no_graphs = ""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str, meeting: Meeting):
-        self.device, self.what = device, what
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str, meeting: Meeting, depth: int):
+        self.device, self.what, self.beside = device, what, depth > 1
         found = _communicators.get(group)
         if found is None:
             found = _communicators[group] = _Communicator(group, device, meeting, meeting.timeout)
@@ -184,7 +188,8 @@ class NcclTransport:
     def post(self, call: ExchangeCall) -> Pending:
         if not call.sends and not call.recvs:
             return Done()
-        return _Posted(self.shared.exchange(call, self.what), self.device)
+        done = self.shared.exchange(call, self.what, self.beside)
+        return _Posted(done, self.device) if self.beside else Done()
 
     def end(self) -> None:
         pass

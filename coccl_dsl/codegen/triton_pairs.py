@@ -1,0 +1,215 @@
+"""Helpers that generated Triton kernels import for untouched 16-bit inputs: two neighbours a 32-bit word, as they lie in memory.
+
+Hopper compares both halves of a word at once, so that what is asked of a group's values as they came (its ends, where they stand, the next
+ones) costs half as much as on float32, and values are widened only once. int32 words hold bfloat16, uint32 words float16. Where there are no words
+(float32, partial tiles, older GPUs, the interpreter) `load` gives float32 and every function takes the longer way to the same bits.
+"""
+
+# Constants of a Triton function are annotated tl.constexpr, which to a type checker is not the number that it stands for.
+# pyright: reportOperatorIssue=false, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
+
+from . import triton_groups as groups
+from .ptx import first_half, next_ends
+from .triton_lib import INTERPRET, as_float, as_int, columns
+from .triton_memory import load_flat
+
+_NEXT_BF16 = tl.constexpr(next_ends("bf16"))
+_NEXT_F16 = tl.constexpr(next_ends("f16"))
+_FIRST = tl.constexpr(first_half())
+
+
+@triton.constexpr_function
+def _run(own: int, each: int) -> int:
+    """Words in a row that a thread gets, at most four loads of `each`."""
+    return max(each, min(own // 2, 4 * each))
+
+
+@triton.jit
+def load(
+    pointer,
+    left,
+    TILE: tl.constexpr,
+    FULL: tl.constexpr,
+    OWN: tl.constexpr = 0,
+    SPREAD: tl.constexpr = 0,
+):
+    """int32 or uint32 [TILE / 2] from whole tiles of 16-bit floats, else what memory.load_flat gives.
+
+    OWN is load_flat's. With SPREAD a thread's runs of 16 bytes are not one after the other, but lie as far from each other as they can in
+    blocks of so many elements: the wide steps of sums and butterflies over a block then need no other thread.
+    """
+    SHORT: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth == 16
+    if FULL and SHORT and not INTERPRET and cuda_capability_geq(9, 0):
+        WORD: tl.constexpr = tl.int32 if pointer.dtype.element_ty == tl.bfloat16 else tl.uint32
+        words = pointer.to(tl.pointer_type(WORD))
+        ROW: tl.constexpr = _run(OWN, 4)
+        if SPREAD > 2 * ROW:
+            RUNS: tl.constexpr = ROW // 4
+            LANES: tl.constexpr = SPREAD // 2 // ROW
+            # Threads get neighbours along the first axes, which are not contiguous.
+            lane = tl.arange(0, LANES)[:, None, None, None] * 4
+            block = tl.arange(0, TILE // SPREAD)[None, :, None, None] * (SPREAD // 2)
+            run = tl.arange(0, RUNS)[None, None, :, None] * (LANES * 4)
+            each = tl.load(words + (lane + block + run + tl.arange(0, 4)[None, None, None, :]))
+            return tl.reshape(tl.permute(each, (1, 2, 0, 3)), (TILE // 2,))
+        else:
+            thread = tl.arange(0, TILE // 2 // ROW)[:, None, None] * ROW
+            run = tl.arange(0, ROW // 4)[None, :, None] * 4
+            return tl.reshape(tl.load(words + (thread + run + tl.arange(0, 4)[None, None, :])), (TILE // 2,))
+    else:
+        return load_flat(pointer, left, TILE, FULL, OWN)
+
+
+@triton.jit
+def _halves(words):
+    """The two values of each word, widened."""
+    if words.dtype == tl.int32:
+        return as_float(words << 16), as_float(words & -0x10000)
+    else:
+        low, high = (words & 0xFFFF).to(tl.uint16), (words >> 16).to(tl.uint16)
+        return low.to(tl.float16, bitcast=True).to(tl.float32), high.to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def values(words):
+    """float32[TILE] of what `load` gave."""
+    if words.dtype == tl.float32:
+        return words
+    else:
+        low, high = _halves(words)
+        return tl.reshape(tl.join(low, high), (2 * words.shape[0],))
+
+
+@triton.jit
+def _two(a, b, BF16: tl.constexpr, F16: tl.constexpr):
+    """An instruction on both halves."""
+    return tl.inline_asm_elementwise(
+        BF16 if a.dtype == tl.int32 else F16, "=r,r,r", [a, b], dtype=a.dtype, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _size(a, b):
+    return _two(a, b, "max.NaN.xorsign.abs.bf16x2 $0, $1, $2;", "max.NaN.xorsign.abs.f16x2 $0, $1, $2;")
+
+
+@triton.jit
+def _high(a, b):
+    return _two(a, b, "max.NaN.bf16x2 $0, $1, $2;", "max.NaN.f16x2 $0, $1, $2;")
+
+
+@triton.jit
+def _low(a, b):
+    return _two(a, b, "min.NaN.bf16x2 $0, $1, $2;", "min.NaN.f16x2 $0, $1, $2;")
+
+
+@triton.jit
+def peak(words, v):
+    """groups.peak of `v`, the values of `words`."""
+    if words.dtype == tl.float32:
+        return groups.peak(v)
+    else:
+        low, high = _halves(tl.reduce(tl.reshape(words, (v.shape[0], v.shape[1] // 2)), 1, _size))
+        return tl.maximum(tl.abs(low), tl.abs(high), propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def highest(words, v):
+    """groups.highest of `v`, the values of `words`."""
+    if words.dtype == tl.float32:
+        return groups.highest(v)
+    else:
+        low, high = _halves(tl.reduce(tl.reshape(words, (v.shape[0], v.shape[1] // 2)), 1, _high))
+        return tl.maximum(low, high, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def lowest(words, v):
+    """groups.lowest of `v`, the values of `words`."""
+    if words.dtype == tl.float32:
+        return groups.lowest(v)
+    else:
+        low, high = _halves(tl.reduce(tl.reshape(words, (v.shape[0], v.shape[1] // 2)), 1, _low))
+        return tl.minimum(low, high, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _merge(high, next_high, deep, next_deep, high_2, next_high_2, deep_2, next_deep_2):
+    return tl.inline_asm_elementwise(
+        _NEXT_BF16 if high.dtype == tl.int32 else _NEXT_F16,
+        "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r",
+        [high, next_high, deep, next_deep, high_2, next_high_2, deep_2, next_deep_2],
+        dtype=(high.dtype, high.dtype, high.dtype, high.dtype),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def ends(words, v, live, FULL: tl.constexpr):
+    """The largest value of each group and the next one, the least and the next one: [G] each. The first and the third are NaN where the group
+    has one, the others anything. Of equal values both count; where they are zeros, the next one may have either sign."""
+    if words.dtype == tl.float32:
+        high = groups.highest(v if FULL else tl.where(live, v, float("-inf")))
+        deep = groups.lowest(v if FULL else tl.where(live, v, float("inf")))
+        rest = groups.put(v, groups.place(v, high), deep[:, None])
+        next_high = groups.largest(rest if FULL else tl.where(live, rest, float("-inf")))
+        rest = groups.put(v, groups.place(v, deep), high[:, None])
+        next_deep = groups.least(rest if FULL else tl.where(live, rest, float("inf")))
+        return high, next_high, deep, next_deep
+    else:
+        # Neighbours: a thread has both.
+        a, b = tl.split(tl.reshape(words, (v.shape[0], v.shape[1] // 4, 2)))
+        large, small = _high(a, b), _low(a, b)
+        high, next_high, deep, next_deep = tl.reduce((large, small, small, large), 1, _merge)
+        a, b = _halves(high)
+        c, d = _halves(next_high)
+        next_high = tl.maximum(tl.minimum(a, b), tl.maximum(c, d))
+        high = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+        a, b = _halves(deep)
+        c, d = _halves(next_deep)
+        next_deep = tl.minimum(tl.maximum(a, b), tl.minimum(c, d))
+        deep = tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+        return high, next_high, deep, next_deep
+
+
+@triton.jit
+def _any(a, b):
+    return a | b
+
+
+@triton.constexpr_function
+def _bits(count: int) -> int:
+    return min(16, count)
+
+
+@triton.jit
+def place(words, v, value):
+    """groups.place of `v`, the values of `words`. `value` is one of them, or NaN."""
+    P: tl.constexpr = v.shape[1]
+    if words.dtype == tl.float32:
+        return groups.place(v, value)
+    else:
+        # A bit for each half of up to 16 words: the low ones of a word in the low half of the mask.
+        EACH: tl.constexpr = _bits(P // 2)
+        if words.dtype == tl.int32:
+            bits = as_int(value)
+            wanted = (bits >> 16) & 0xFFFF | (bits & -0x10000)
+        else:
+            bits = value.to(tl.float16).to(tl.uint16, bitcast=True).to(tl.uint32)
+            wanted = bits | (bits << 16)
+        rows = tl.reshape(words, (v.shape[0], P // 2))
+        same = _two(rows, wanted[:, None], "set.eq.u32.bf16x2 $0, $1, $2;", "set.eq.u32.f16x2 $0, $1, $2;")
+        bit = 0x10001 << tl.arange(0, EACH)
+        found = tl.reshape(same.to(tl.int32, bitcast=True), (v.shape[0] * (P // 2 // EACH), EACH)) & bit[None, :]
+        mask = tl.reduce(found, 1, _any)
+        at = tl.inline_asm_elementwise(_FIRST, "=r,r", [mask], dtype=tl.int32, is_pure=True, pack=1)
+        at = tl.reshape(tl.where(mask == 0, P, at), (v.shape[0], P // 2 // EACH))
+        at = tl.min(at + columns(P // 2 // EACH) * (2 * EACH), 1)
+        return tl.where(at >= P, 0, at)
