@@ -345,8 +345,13 @@ class Groups:
         for role, rule in kind.choices:
             if now >= rule.after_step:
                 kind.role = role or state.desc
-                if not rule.native:
+                if not rule.native and not (op != "send" and _cannot_be_captured(state, rule)):
                     return state, kind, rule
+                if not rule.native:
+                    traffic.record_native(
+                        kind.role, op, "CUDA-graph capture, and mapped memory is shared with other calls"
+                    )
+                    return None
                 traffic.record_native(kind.role, op, f"rule {rule.number}")
                 return None
         traffic.record_native(kind.role, op, f"before after_step of rule {kind.choices[0][1].number}")
@@ -479,6 +484,11 @@ class Groups:
         )
         log.debug("%s of %s: %r", kind, state.desc, op)
         return Bound(op, chosen.collective.name, rule.compressor_text, name)
+
+
+def _cannot_be_captured(state: GroupState, rule: Rule) -> bool:
+    """Replays of a user's graph could not be ordered with other calls, whose wires lie in the same mapped memory. All ranks capture alike."""
+    return state.session_of(rule).transport == "symm" and torch.cuda.is_current_stream_capturing()
 
 
 def wire_memory(bounds: list[Bound]) -> int:
