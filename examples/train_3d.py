@@ -194,11 +194,13 @@ class Run:
             for one in by_mesh(self.parameters)
             for matrix in (True, False)
         ]
-        groups, fused = [g for g in groups if g["params"]], device.type == "cuda" or None
+        groups = [g for g in groups if g["params"]]
         self.optimizer: torch.optim.Optimizer
         if o.optimizer == "sgd":
-            self.optimizer = torch.optim.SGD(groups, lr=o.lr, fused=fused)
+            # One tensor after the other, or weight decay would want a copy of all gradients. DTensor has no fused SGD.
+            self.optimizer = torch.optim.SGD(groups, lr=o.lr, foreach=False)
         else:
+            fused = device.type == "cuda" or None
             self.optimizer = torch.optim.AdamW(groups, lr=o.lr, betas=(0.9, 0.95), fused=fused)
         self.checkpoint = Checkpoint(self.model, self.optimizer)
         whole = Stage(config, range(config.num_hidden_layers))
