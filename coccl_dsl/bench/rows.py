@@ -15,7 +15,7 @@ from ..runtime.op import Op
 from ..runtime.simulate import simulate
 from ..wire.layout import bits_per_value
 from .cases import bus_factor, native, ours, shape_of
-from .timing import Timed, buffer_sets, eager, graphed, measure
+from .timing import Timed, buffer_sets, eager, graphed, measure, p2p_rate
 
 # Bytes a microsecond that a device copy moves, read and written (facts/measured.md: 4.2 - 4.3 TB/s).
 COPY_RATE = 4.2e6
@@ -30,8 +30,9 @@ def opened_bytes(kind: str, size: int, wire: int, world: int) -> int:
 @dataclass
 class Row:
     """Times in microseconds, bandwidths in GB/s. ratio: NCCL's time over ours, median of the repeats; ceiling: what the wire's volume allows
-    at NCCL's own rate; share: ratio / ceiling; floor_us: wire bytes one way at the link's rate, plus 15 us, plus the last decompress at the
-    copy rate where one slice hides nothing (design/runtime.md)."""
+    at NCCL's own rate; share: ratio / ceiling; floor_us: over mapped memory wire bytes one way at the link's rate, plus 15 us, plus the last
+    decompress at the copy rate where one slice hides nothing; else wire bytes at the rate of NCCL's p2p exchange of a level's bytes, measured in
+    the same run (design/runtime.md)."""
 
     collective: str
     algorithm: str
@@ -188,6 +189,8 @@ def _row(
         floor = wire / (max(link, 335.0) * 1e3) + 15
         if op.slices == 1:
             floor += opened_bytes(collective.kind, size, wire, world) / COPY_RATE
+    else:
+        floor = wire / (p2p_rate(op.device, max(1, wire // max(op.plan.levels, 1))) * 1e3)
     algbw = size / us / 1e3
     right = same and equal is not False
     return Row(

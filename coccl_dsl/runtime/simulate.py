@@ -351,7 +351,7 @@ def _exact(
     kind: str, tensors: Sequence[torch.Tensor], rank: int, factor: float | None, root: int, cuts: list[Cut]
 ) -> torch.Tensor:
     """The result in float64, without compression; for `reduce` of every rank, though only the root's is promised."""
-    f = 1.0 if factor is None else float(torch.tensor(factor, dtype=torch.float32))
+    f = 1.0 if factor is None else float(torch.tensor(factor, dtype=torch.float32, device="cpu"))
     flat = [t.reshape(-1).double() * f for t in tensors]
     n = len(flat)
     match kind:

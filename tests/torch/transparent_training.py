@@ -364,7 +364,7 @@ def compiled() -> None:
         model = torch.compile(DistributedDataParallel(mlp()), backend="aot_eager")
         steps(model, 2)
         alike([p.detach() for p in model.parameters()], "compiled DDP")
-        assert ran("all_reduce", "dp") == 2
+        assert ran("all_reduce", "dp") == 2, traffic.report()
 
 
 @case("threads: DDP and a pipeline beside object collectives and async checkpoints", ranks=4)

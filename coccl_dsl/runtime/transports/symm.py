@@ -78,7 +78,7 @@ class Mapped:
         words = self.reuse + self.world
         self.control = -(-4 * words // CONTROL_ALIGN) * CONTROL_ALIGN
         self.deadline = int(timeout.total_seconds() * 1e9)
-        self.status = torch.zeros(4, dtype=torch.int32).pin_memory()
+        self.status = torch.zeros(4, dtype=torch.int32, device="cpu").pin_memory()
         self.seen = self.status.numpy()
         self.passed = torch.zeros(words, dtype=torch.int32, device=device)
         self.user: SymmTransport | None = None

@@ -93,7 +93,7 @@ class TorchTransport:
             for tensor in parcel.tensors:
                 buffer = tensor
                 if self.staging:
-                    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
                     if verb == SEND:
                         buffer.copy_(tensor)
                     else:
