@@ -82,6 +82,8 @@ class World:
             torchrun(folder, script, str(folder), ports, ";".join(parts), world=ranks, timeout=SECONDS, **own)
         except AssertionError as e:
             self.problem = str(e)
+        if (times := folder / "times.0.json").exists():  # pytest -s shows it
+            print(f"seconds of {ranks} ranks: {json.loads(times.read_text())}", flush=True)
 
     def wrong(self, case: str) -> str:
         """What is wrong with a case, or ""."""

@@ -6,6 +6,7 @@ Worlds run side by side, as most of their time is compiling kernels on the host;
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -43,7 +44,11 @@ WORLDS = {
 def run(world: World, folder: str) -> None:
     arguments = [folder if a == "FOLDER" else a for a in world.arguments]
     env = {"COCCL_TEST_DEVICE": "cuda", "TORCHINDUCTOR_COMPILE_THREADS": "1", **environment(world.ranks)}
+    began = time.monotonic()
     spawn(f"../torch/{world.script}", world.ranks, *arguments, timeout=SECONDS, env=env)
+    print(
+        f"{world.script} {' '.join(world.arguments)}: {time.monotonic() - began:.0f} s", flush=True
+    )  # pytest -s shows it
 
 
 @pytest.fixture(scope="module")
