@@ -2,7 +2,7 @@
 
 Hopper compares both halves of a word at once, so that what is asked of a group's values as they came (its ends, where they stand, the next
 ones) costs half as much as on float32, and values are widened only once. int32 words hold bfloat16, uint32 words float16. Where there are no words
-(float32, partial tiles, older GPUs, the interpreter) `load` gives float32 and every function takes the longer way to the same bits.
+(float32, partial tiles, unaligned tensors, older GPUs, the interpreter) `load` gives float32 and every function takes the longer way to the same bits.
 """
 
 # Constants of a Triton function are annotated tl.constexpr, which to a type checker is not the number that it stands for.
@@ -38,16 +38,17 @@ def load(
     left,
     TILE: tl.constexpr,
     FULL: tl.constexpr,
+    ALIGNED: tl.constexpr,
     OWN: tl.constexpr = 0,
     SPREAD: tl.constexpr = 0,
 ):
-    """int32 or uint32 [TILE / 2] from whole tiles of 16-bit floats, else what memory.load_flat gives.
+    """int32 or uint32 [TILE / 2] from whole tiles of 16-bit floats that are aligned, else what memory.load_flat gives.
 
     OWN is load_flat's. With SPREAD a thread's runs of 16 bytes are not one after the other, but lie as far from each other as they can in
     blocks of so many elements: the wide steps of sums and butterflies over a block then need no other thread.
     """
     SHORT: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth == 16
-    if FULL and SHORT and not INTERPRET and cuda_capability_geq(9, 0):
+    if FULL and SHORT and ALIGNED and not INTERPRET and cuda_capability_geq(9, 0):
         WORD: tl.constexpr = tl.int32 if pointer.dtype.element_ty == tl.bfloat16 else tl.uint32
         words = pointer.to(tl.pointer_type(WORD))
         ROW: tl.constexpr = _run(OWN, 4)

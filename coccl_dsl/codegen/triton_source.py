@@ -396,7 +396,7 @@ class _Kernel:
             if self.words:
                 spread = _spread(self.out) if self.out is not None and self.own else 0
                 own = f", 32, {spread}" if spread else f", {self.own}" if self.own else ""
-                o.add(f"words = pairs.load({load}{own})", f"{name} = pairs.values(words)")
+                o.add(f"words = pairs.load({load}, ALIGNED{own})", f"{name} = pairs.values(words)")
             else:
                 o.add(f"{name} = memory.load_flat({load}{f', {self.own}' if self.own else ''})")
             if role == "input" and self.factor:
