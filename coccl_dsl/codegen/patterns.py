@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..wire.builtins import f32
 from ..wire.codec import Codec, Node, walk
@@ -125,6 +125,42 @@ def _never_minus_zero(node: Node) -> bool:
     return node.op == "round_to" and bool(node.attr[2])
 
 
+def place_of_peak(node: Node) -> tuple[Node, Node] | None:
+    """(bad, v) where the node is argmax(abs(clean)), clean = select(bad, 0, v)."""
+    return clean_of(node.args[0].args[0]) if node.op == "argmax" and node.args[0].op == "abs" else None
+
+
+def next_size(node: Node) -> tuple[Node, Node] | None:
+    """(bad, v) where the node is the largest magnitude but for the first largest one: max(abs(put(clean, argmax(abs(clean)), 0)))."""
+    if node.op != "rmax" or node.args[0].op != "abs" or node.args[0].args[0].op != "put":
+        return None
+    clean, at, zero = node.args[0].args[0].args
+    found = clean_of(clean)
+    zeroed = zero.op == "const" and zero.value == 0.0
+    return found if found is not None and zeroed and place_of_peak(at) == found else None
+
+
+def either_of(node: Node, known: dict[tuple[int, int], Node]) -> tuple[Node, Node, Node] | None:
+    """(cond, a, b) where the node is at(v, select(cond, i, j)), perhaps masked, and a and b are at(v, i) and at(v, j), which are `known` by
+    (v, index), i and j places within v."""
+    if node.op != "at":
+        return None
+    v, at = node.args
+    if at.op == "and_bits" and at.args[1].op == "const":
+        mask = at.args[1].value
+        at = at.args[0] if mask & (mask + 1) == 0 and mask >= v.length - 1 else at
+    if at.op != "select" or not all(_within(i, v.length) for i in at.args[1:]):
+        return None
+    a, b = (known.get((id(v), id(i))) for i in at.args[1:])
+    return (at.args[0], a, b) if a is not None and b is not None else None
+
+
+def _within(index: Node, length: int) -> bool:
+    if index.op == "const":
+        return 0 <= index.value < length
+    return index.op == "argmax" and index.args[0].length <= length
+
+
 def asks_of_input(codec: Codec) -> bool:
     """Whether the input's largest magnitude, or both of its ends, are asked for."""
     return any((v := all_finite(node)) is not None and v.op == "x" for node in walk(roots_of(codec)))
@@ -182,6 +218,27 @@ def nan_where_bad(node: Node) -> Node | None:
     return None
 
 
+def zero_where_bad(node: Node) -> Node | None:
+    """`bad` where all values of the node are 0.0 for groups that are bad, since they come of select(bad, 0, v)."""
+    found = clean_of(node)
+    if found is not None:
+        return found[0]
+    match node.op:
+        case "at" | "hadamard" | "rmax" | "rmin":
+            return zero_where_bad(node.args[0])
+        case "mul" if node.args[1].op == "const" and 0.0 < node.args[1].value < math.inf:
+            return zero_where_bad(node.args[0])
+        case "put":
+            bad = zero_where_bad(node.args[0])
+            return bad if zero_where_bad(node.args[2]) is bad else None
+    return None
+
+
+def zeroed_late(node: Node) -> Node | None:
+    """`bad` where a value a group had better be made 0 for bad groups than the array that it is taken from."""
+    return zero_where_bad(node) if node.op in ("at", "rmax", "rmin") else None
+
+
 def idle_cleanings(roots: list[Node], reads: Callable[[Node], tuple[Node, ...]]) -> set[int]:
     """ids of select(bad, 0, v) that may as well be v: on every way to what is stored, a value of a bad group is replaced, or multiplied with
     NaN. reads: what a statement reads of its node's arguments."""
@@ -191,22 +248,24 @@ def idle_cleanings(roots: list[Node], reads: Callable[[Node], tuple[Node, ...]])
     # Of each node, the conditions under which its value does not matter; a frame's value matters to all its groups.
     without: dict[int, frozenset[int]] = {id(root): frozenset() for root in roots}
 
-    def add(node: Node, bad: frozenset[int]) -> None:
-        bad = frozenset() if node.scope == "frame" else bad
-        without[id(node)] = without[id(node)] & bad if id(node) in without else bad
-
-    for node in reversed(order):
-        here = without.get(id(node))
-        if here is None:
-            continue
+    def ways(node: Node) -> Iterator[tuple[Node, frozenset[int]]]:
+        here = without[id(node)]
         for a in reads(node):
-            more: set[int] = set()
+            bad = zeroed_late(node) if a is node.args[0] else None
             if node.op == "select" and a is node.args[2] and a is not node.args[1]:
-                more.add(id(node.args[0]))
+                bad = node.args[0]
             elif node.op == "mul" and node.args[0] is not node.args[1]:
                 bad = nan_where_bad(node.args[1] if a is node.args[0] else node.args[0])
-                more |= {id(bad)} if bad is not None else set()
-            add(a, here | more)
+            yield a, frozenset() if a.scope == "frame" else here if bad is None else here | {id(bad)}
+
+    # A statement may read what is no argument of its node: until nothing changes.
+    before: dict[int, frozenset[int]] = {}
+    while before != without:
+        before = dict(without)
+        for node in reversed(order):
+            if id(node) in without:
+                for a, bad in ways(node):
+                    without[id(a)] = without[id(a)] & bad if id(a) in without else bad
     return {
         id(node)
         for node in order

@@ -77,6 +77,12 @@ def next_ends(type: str) -> str:
     return "\n".join([*lines, "}"])
 
 
+def next_sizes(type: str) -> str:
+    """PTX that joins the largest magnitude and the next one of two sets of packed 16-bit floats, $0 and $1."""
+    lines = ["{", ".reg .b32 a, b;", f"max.NaN.{type}x2 $0, $2, $4;", f"min.{type}x2 a, $2, $4;"]
+    return "\n".join([*lines, f"max.{type}x2 b, $3, $5;", f"max.{type}x2 $1, a, b;", "}"])
+
+
 def first_half() -> str:
     """PTX that finds the first of up to 32 elements in a mask, not 0, with the even ones in the low half and the odd ones in the high half."""
     text = ["{", ".reg .b32 even, odd;"]

@@ -68,7 +68,7 @@ class _TritonFolds:
         self, function: Any, signature: Signature, folds: list[FoldArgs], context: OpContext, programs: int | None
     ):
         self.device = context.rng.device
-        shape = tiling(signature, context.codecs, self._has_words(signature, context))
+        shape = tiling(signature, context.codecs)
         rows = _Rows(row_of(signature, context.codecs), signature, folds, context)
         self.table = torch.tensor(rows.values, dtype=torch.int64).to(self.device)
         needed = max(shape.programs(f.length) for f in folds)
@@ -88,13 +88,7 @@ class _TritonFolds:
         if knobs.runtime.interpret:
             self.run = self._interpreted(function, fixed, one, shape)
         else:
-            self.run = self._launcher(function, fixed, one, shape, signature)
-
-    def _has_words(self, signature: Signature, context: OpContext) -> bool:
-        """Whether triton_pairs.load gives words."""
-        if context.dtype == "f32" or knobs.runtime.interpret or torch.cuda.get_device_capability(self.device) < (9, 0):
-            return False
-        return reads_words(signature, context.codecs, context.factor is not None)
+            self.run = self._launcher(function, fixed, one, signature)
 
     def _interpreted(
         self, function: Any, fixed: tuple[Any, ...], one: dict[str, bool], shape: Tiling
@@ -109,16 +103,20 @@ class _TritonFolds:
         return run
 
     def _launcher(
-        self, function: Any, fixed: tuple[Any, ...], one: dict[str, bool], shape: Tiling, signature: Signature
+        self, function: Any, fixed: tuple[Any, ...], one: dict[str, bool], signature: Signature
     ) -> Callable[..., None]:
         """Aligned and unaligned kernels are both compiled now, because a later call's tensors may differ in this from the first one's."""
         c, index = self.context, self.device.index or 0
         dtype = DTYPES[c.dtype]
         roles = {role for role, _ in signature.dense} | {role for role, _, _ in signature.sinks}
         touches_user = bool(roles & {"input", "output"})
+        # Whether triton_pairs.load gives words.
+        has_words = c.dtype != "f32" and torch.cuda.get_device_capability(index) >= (9, 0)
+        has_words = has_words and reads_words(signature, c.codecs, c.factor is not None)
 
         def compiled(aligned: bool) -> Any:
             def make() -> Any:
+                shape = tiling(signature, c.codecs, aligned and has_words)
                 options = {"grid": (1,), "num_warps": shape.warps, "enable_fp_fusion": False}
                 options |= {"maxnreg": shape.registers} if shape.registers else {}
                 tensors = (torch.int64, torch.int32, torch.int32)

@@ -30,9 +30,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..wire.codec import Codec, Node
+from ..wire.codec import Codec, Node, walk
 from .patterns import (
     all_finite,
+    either_of,
     end_of_clean,
     extreme_of,
     frame_peak,
@@ -42,8 +43,10 @@ from .patterns import (
     nan_where_bad,
     next_ends,
     next_of,
+    next_size,
     peak_of_clean,
     place_of_end,
+    place_of_peak,
     plain,
     power_of_two,
     roots_of,
@@ -51,6 +54,7 @@ from .patterns import (
     spans,
     uncleaned,
     within,
+    zeroed_late,
 )
 from .triton_names import CALLS, INFIX, NAMES, TAKEN
 
@@ -93,6 +97,9 @@ class Printer:
     _nexts: dict[int, tuple[str, str]] = field(default_factory=dict)
     _next_ends: set[int] = field(default_factory=set)
     _idle: set[int] = field(default_factory=set)
+    _next_sizes: bool = False
+    _extremes: dict[int, tuple[str, str]] = field(default_factory=dict)
+    _at: dict[tuple[int, int], Node] = field(default_factory=dict)
     _bits: dict[int, str] = field(default_factory=dict)
     unrounded: dict[int, tuple[str, str]] = field(default_factory=dict)
     _used: dict[str, int] = field(default_factory=dict)
@@ -101,6 +108,9 @@ class Printer:
         self._used.update(dict.fromkeys(TAKEN, 1))
         self._spans = spans(self.codec)
         self._next_ends = next_ends(self.codec) if self.words else set()
+        nodes = list(walk(roots_of(self.codec)))
+        self._next_sizes = any((found := next_size(n)) is not None and found[1].op == "x" for n in nodes)
+        self._at = {(id(n.args[0]), id(n.args[1])): n for n in nodes if n.op == "at"}
         self._idle = idle_cleanings(roots_of(self.codec), self._asks)
 
     # ------------------------------------------------------------ names
@@ -150,11 +160,17 @@ class Printer:
         if tested is not None:
             return (tested,)
         cleaned = peak_of_clean(node) or self._span(node) or self._next(node) or extreme_of(node) or self._place(node)
-        cleaned = cleaned or frame_peak(node) or self._frame_end(node)
+        cleaned = cleaned or frame_peak(node) or self._frame_end(node) or self._of_sizes(node)
         if cleaned is not None:
             return cleaned
+        either = either_of(node, self._at)
+        if either is not None:
+            return either
         if id(node) in self._idle:
             return (node.args[2],)
+        late = zeroed_late(node)
+        if late is not None:
+            return (late, *(a for a in node.args if a.op != "const"))
         if node.op == "select" and nan_anyway(node):
             return (node.args[2],)
         if node.op == "round_to" and rounded_already(node):
@@ -202,11 +218,29 @@ class Printer:
             found = self._both_ends(v)[node.args[0].op == "neg"]
             at = f"{self._from(v, 'place')}({self._given(v)}{self._names[id(v)]}, {found})"
             return self.say(name or "argmax", f"tl.where({self._names[id(bad)]}, 0, {at})")
+        sizes = self._of_sizes(node)
+        if sizes is not None:
+            bad, v = (self._names[id(n)] for n in sizes)
+            if node.op == "rmax":
+                self._peak(sizes[1])
+                return self.say(name or "next_largest", f"tl.where({bad}, 0.0, {self._nexts[id(sizes[1])][0]})")
+            at, value = self._extreme(sizes[1])
+            return self.say(
+                name or node.op,
+                f"tl.where({bad}, 0, {at})" if node.op == "argmax" else f"tl.where({bad}, 0.0, {value})",
+            )
+        either = either_of(node, self._at)
+        if either is not None:
+            return self.say(name or "at", f"tl.where({', '.join(self._names[id(n)] for n in either)})")
         extreme = extreme_of(node)
         if extreme is not None:
             bad, v = extreme
             found = f"groups.extreme({self._names[id(v)]}, {self._peak(v)})"
             return self.say(name or "extreme", f"tl.where({self._names[id(bad)]}, 0.0, {found})")
+        late = zeroed_late(node)
+        if late is not None:
+            found = getattr(self, f"_op_{node.op}")(node)
+            return self.say(name or NAMES.get(node.op, node.op), f"tl.where({self._names[id(late)]}, 0.0, {found})")
         if node.op == "to_f32" and id(node.args[0]) in self._floats:
             return self._floats[id(node.args[0])]
         if node.op == "select" and nan_anyway(node):
@@ -236,6 +270,18 @@ class Printer:
         """(bad, v) of the value next to an end, where both ends are asked for and v is the input."""
         found = next_of(node) if id(node) in self._next_ends else None
         return found[:2] if found is not None and found[1].op == "x" and id(found[1]) in self._spans else None
+
+    def _of_sizes(self, node: Node) -> tuple[Node, Node] | None:
+        """(bad, v) of the element of the largest magnitude, its place, or the next magnitude, where v is the input."""
+        found = next_size(node) or place_of_peak(node) or extreme_of(node) if self.words else None
+        return found if found is not None and found[1].op == "x" else None
+
+    def _extreme(self, v: Node) -> tuple[str, str]:
+        if id(v) not in self._extremes:
+            peak = self._peak(v)
+            self._extremes[id(v)] = at, value = self.fresh("at"), self.fresh("extreme")
+            self.lines.append(f"{at}, {value} = pairs.extreme({self.words}, {self._names[id(v)]}, {peak})")
+        return self._extremes[id(v)]
 
     def _from(self, v: Node, function: str) -> str:
         """A function over a group, of the input's words where there are any."""
@@ -270,7 +316,12 @@ class Printer:
         return self.say("product", f"{v} * {inverse}[:, None]")
 
     def _peak(self, v: Node) -> str:
-        if id(v) not in self._peaks:
+        if id(v) not in self._peaks and self.words and v.op == "x" and self._next_sizes:
+            self._peaks[id(v)], after = self.fresh("peak"), self.fresh("next_peak")
+            self._nexts[id(v)] = after, after
+            call = f"pairs.peaks({self.words}, {self._names[id(v)]}, {self.leaves['live', '']}, FULL)"
+            self.lines.append(f"{self._peaks[id(v)]}, {after} = {call}")
+        elif id(v) not in self._peaks:
             call = f"{self._from(v, 'peak')}({self._given(v)}{self._masked(v, '0.0')})"
             self._peaks[id(v)] = self.say("peak", call)
         return self._peaks[id(v)]
@@ -499,19 +550,20 @@ class Printer:
             f"groups.first_true({self._names[id(a)]}, {self._live(a)}, {a.length}, {node.length}, {width(node.length)})"
         )
 
-    def _index(self, node: Node, i: int) -> str:
-        """Argument i as int32 [G]."""
+    def _per_group_arg(self, node: Node, i: int) -> str:
+        """Argument i as [G]."""
         a = node.args[i]
         if a.scope == "group":
             return self._names[id(a)]
-        return f"tl.full([{self.groups}], {literal(a.value) if a.op == 'const' else self._names[id(a)]}, tl.int32)"
+        value = literal(a.value) if a.op == "const" else self._names[id(a)]
+        return f"tl.full([{self.groups}], {value}, tl.{_DTYPES[a.kind]})"
 
     def _op_at(self, node: Node) -> str:
-        found = f"groups.at({self._names[id(node.args[0])]}, {self._index(node, 1)})"
+        found = f"groups.at({self._names[id(node.args[0])]}, {self._per_group_arg(node, 1)})"
         return f"{found} != 0" if node.kind == "bool" else found
 
     def _op_put(self, node: Node) -> str:
-        return f"groups.put({self._names[id(node.args[0])]}, {self._index(node, 1)}, {self._arg(node, 2)})"
+        return f"groups.put({self._names[id(node.args[0])]}, {self._per_group_arg(node, 1)}, {self._per_group_arg(node, 2)})"
 
     def _op_gather(self, node: Node) -> str:
         v, index = node.args

@@ -470,4 +470,5 @@ def columns(P: tl.constexpr):
 
 @triton.jit
 def round_up(n, SIZE: tl.constexpr):
-    return (n + (SIZE - 1)) // SIZE * SIZE
+    """To a multiple of a power of two."""
+    return (n + (SIZE - 1)) & -SIZE

@@ -2,7 +2,7 @@
 
 Hopper compares both halves of a word at once, so that what is asked of a group's values as they came (its ends, where they stand, the next
 ones) costs half as much as on float32, and values are widened only once. int32 words hold bfloat16, uint32 words float16. Where there are no words
-(float32, partial tiles, older GPUs, the interpreter) `load` gives float32 and every function takes the longer way to the same bits.
+(float32, partial tiles, unaligned tensors, older GPUs, the interpreter) `load` gives float32 and every function takes the longer way to the same bits.
 """
 
 # Constants of a Triton function are annotated tl.constexpr, which to a type checker is not the number that it stands for.
@@ -15,12 +15,14 @@ import triton.language as tl
 from triton.language.target_info import cuda_capability_geq
 
 from . import triton_groups as groups
-from .ptx import first_half, next_ends
+from .ptx import first_half, next_ends, next_sizes
 from .triton_lib import INTERPRET, as_float, as_int, columns
 from .triton_memory import load_flat
 
 _NEXT_BF16 = tl.constexpr(next_ends("bf16"))
 _NEXT_F16 = tl.constexpr(next_ends("f16"))
+_NEXT_SIZE_BF16 = tl.constexpr(next_sizes("bf16"))
+_NEXT_SIZE_F16 = tl.constexpr(next_sizes("f16"))
 _FIRST = tl.constexpr(first_half())
 
 
@@ -36,16 +38,17 @@ def load(
     left,
     TILE: tl.constexpr,
     FULL: tl.constexpr,
+    ALIGNED: tl.constexpr,
     OWN: tl.constexpr = 0,
     SPREAD: tl.constexpr = 0,
 ):
-    """int32 or uint32 [TILE / 2] from whole tiles of 16-bit floats, else what memory.load_flat gives.
+    """int32 or uint32 [TILE / 2] from whole tiles of 16-bit floats that are aligned, else what memory.load_flat gives.
 
     OWN is load_flat's. With SPREAD a thread's runs of 16 bytes are not one after the other, but lie as far from each other as they can in
     blocks of so many elements: the wide steps of sums and butterflies over a block then need no other thread.
     """
     SHORT: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth == 16
-    if FULL and SHORT and not INTERPRET and cuda_capability_geq(9, 0):
+    if FULL and SHORT and ALIGNED and not INTERPRET and cuda_capability_geq(9, 0):
         WORD: tl.constexpr = tl.int32 if pointer.dtype.element_ty == tl.bfloat16 else tl.uint32
         words = pointer.to(tl.pointer_type(WORD))
         ROW: tl.constexpr = _run(OWN, 4)
@@ -140,6 +143,13 @@ def lowest(words, v):
 
 
 @triton.jit
+def _neighbours(words, v):
+    """The even and the odd words of each group, [G, P / 4]: a thread has both. All that goes through a group takes its words in this form, so
+    that no value changes threads in between."""
+    return tl.split(tl.reshape(words, (v.shape[0], v.shape[1] // 4, 2)))
+
+
+@triton.jit
 def _merge(high, next_high, deep, next_deep, high_2, next_high_2, deep_2, next_deep_2):
     return tl.inline_asm_elementwise(
         _NEXT_BF16 if high.dtype == tl.int32 else _NEXT_F16,
@@ -158,14 +168,13 @@ def ends(words, v, live, FULL: tl.constexpr):
     if words.dtype == tl.float32:
         high = groups.highest(v if FULL else tl.where(live, v, float("-inf")))
         deep = groups.lowest(v if FULL else tl.where(live, v, float("inf")))
-        rest = groups.put(v, groups.place(v, high), deep[:, None])
+        rest = groups.put(v, groups.place(v, high), deep)
         next_high = groups.largest(rest if FULL else tl.where(live, rest, float("-inf")))
-        rest = groups.put(v, groups.place(v, deep), high[:, None])
+        rest = groups.put(v, groups.place(v, deep), high)
         next_deep = groups.least(rest if FULL else tl.where(live, rest, float("inf")))
         return high, next_high, deep, next_deep
     else:
-        # Neighbours: a thread has both.
-        a, b = tl.split(tl.reshape(words, (v.shape[0], v.shape[1] // 4, 2)))
+        a, b = _neighbours(words, v)
         large, small = _high(a, b), _low(a, b)
         high, next_high, deep, next_deep = tl.reduce((large, small, small, large), 1, _merge)
         a, b = _halves(high)
@@ -180,36 +189,110 @@ def ends(words, v, live, FULL: tl.constexpr):
 
 
 @triton.jit
+def _merge_sizes(peak, after, peak_2, after_2):
+    return tl.inline_asm_elementwise(
+        _NEXT_SIZE_BF16 if peak.dtype == tl.int32 else _NEXT_SIZE_F16,
+        "=&r,=&r,r,r,r,r",
+        [peak, after, peak_2, after_2],
+        dtype=(peak.dtype, peak.dtype),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def peaks(words, v, live, FULL: tl.constexpr):
+    """The largest magnitude of each group, NaN where the group has one, and the next one, 0 where there is none, anything where the first is
+    not finite: [G] each. Of equal magnitudes both count."""
+    if words.dtype == tl.float32:
+        size = tl.abs(v if FULL else tl.where(live, v, 0.0))
+        peak = groups.peak(size)
+        zero = tl.zeros(peak.shape, tl.float32)
+        return peak, groups.largest(groups.put(size, groups.place(size, peak), zero))
+    else:
+        a, b = _neighbours(words, v)
+        a, b = a & 0x7FFF7FFF, b & 0x7FFF7FFF
+        peak, after = tl.reduce((_high(a, b), _low(a, b)), 1, _merge_sizes)
+        a, b = _halves(peak)
+        c, d = _halves(after)
+        after = tl.maximum(tl.minimum(a, b), tl.maximum(c, d))
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL), after
+
+
+@triton.jit
 def _any(a, b):
     return a | b
 
 
 @triton.constexpr_function
-def _bits(count: int) -> int:
-    return min(16, count)
+def _each(count: int) -> int:
+    """Words of a half of 16 at most, out of `count`."""
+    return min(8, count)
+
+
+@triton.jit
+def _splat(value, words):
+    """[G]: both halves `value`, which is one of the words' values, or NaN."""
+    if words.dtype == tl.int32:
+        bits = as_int(value)
+        return (bits >> 16) & 0xFFFF | (bits & -0x10000)
+    else:
+        bits = value.to(tl.float16).to(tl.uint16, bitcast=True).to(tl.uint32)
+        return bits | (bits << 16)
+
+
+@triton.jit
+def _same(a, b):
+    """Halves of ones where the values are equal."""
+    same = _two(a, b, "set.eq.u32.bf16x2 $0, $1, $2;", "set.eq.u32.f16x2 $0, $1, $2;")
+    return same.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _first(even, odd):
+    """[G]: the first of 4 P elements whose half is ones, of even and odd words int32 [G, P]; 4 P where none is."""
+    G: tl.constexpr = even.shape[0]
+    P: tl.constexpr = even.shape[1]
+    EACH: tl.constexpr = _each(P)
+    PARTS: tl.constexpr = P // EACH
+    # A bit for each half of up to 16 words: those of the low halves in the low half of the mask.
+    bit = (0x10001 << (2 * tl.arange(0, EACH)))[None, :]
+    bits = (tl.reshape(even, (G * PARTS, EACH)) & bit) | (tl.reshape(odd, (G * PARTS, EACH)) & (bit << 1))
+    mask = tl.reduce(bits, 1, _any)
+    at = tl.inline_asm_elementwise(_FIRST, "=r,r", [mask], dtype=tl.int32, is_pure=True, pack=1)
+    at = tl.reshape(tl.where(mask == 0, 4 * P, at), (G, PARTS)) + columns(PARTS) * (4 * EACH)
+    return tl.minimum(tl.min(at, 1), 4 * P)
 
 
 @triton.jit
 def place(words, v, value):
     """groups.place of `v`, the values of `words`. `value` is one of them, or NaN."""
-    P: tl.constexpr = v.shape[1]
     if words.dtype == tl.float32:
         return groups.place(v, value)
     else:
-        # A bit for each half of up to 16 words: the low ones of a word in the low half of the mask.
-        EACH: tl.constexpr = _bits(P // 2)
-        if words.dtype == tl.int32:
-            bits = as_int(value)
-            wanted = (bits >> 16) & 0xFFFF | (bits & -0x10000)
-        else:
-            bits = value.to(tl.float16).to(tl.uint16, bitcast=True).to(tl.uint32)
-            wanted = bits | (bits << 16)
-        rows = tl.reshape(words, (v.shape[0], P // 2))
-        same = _two(rows, wanted[:, None], "set.eq.u32.bf16x2 $0, $1, $2;", "set.eq.u32.f16x2 $0, $1, $2;")
-        bit = 0x10001 << tl.arange(0, EACH)
-        found = tl.reshape(same.to(tl.int32, bitcast=True), (v.shape[0] * (P // 2 // EACH), EACH)) & bit[None, :]
-        mask = tl.reduce(found, 1, _any)
-        at = tl.inline_asm_elementwise(_FIRST, "=r,r", [mask], dtype=tl.int32, is_pure=True, pack=1)
-        at = tl.reshape(tl.where(mask == 0, P, at), (v.shape[0], P // 2 // EACH))
-        at = tl.min(at + columns(P // 2 // EACH) * (2 * EACH), 1)
-        return tl.where(at >= P, 0, at)
+        a, b = _neighbours(words, v)
+        wanted = _splat(value, words)[:, None]
+        at = _first(_same(a, wanted), _same(b, wanted))
+        return tl.where(at == v.shape[1], 0, at)
+
+
+@triton.jit
+def _signs(words):
+    """Halves of ones where the values are negative."""
+    return tl.inline_asm_elementwise(
+        "prmt.b32 $0, $1, $1, 0xBB99;", "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def extreme(words, v, peak):
+    """The place of the first element of the largest magnitude, `peak`, and the element where it is finite: [G] each."""
+    if words.dtype == tl.float32:
+        return groups.place(tl.abs(v), peak), groups.extreme(v, peak)
+    else:
+        a, b = _neighbours(words, v)
+        wanted = _splat(peak, words)[:, None]
+        even, odd = _same(a & 0x7FFF7FFF, wanted), _same(b & 0x7FFF7FFF, wanted)
+        at = _first(even, odd)
+        negative = _first(even & _signs(a), odd & _signs(b)) == at
+        return tl.where(at == v.shape[1], 0, at), as_float(as_int(peak) | tl.where(negative, -0x80000000, 0))

@@ -280,12 +280,11 @@ class _Kernel:
 
     def _frame(self, codec: Codec, address: str, name: str) -> None:
         """Where this tile's frame lies, and which groups of it exist."""
-        o, per_frame = self.o, FRAME // codec.group
-        o.add(f"frame = first // {FRAME}", f"group = first % {FRAME} // {codec.group}")
+        o = self.o
+        o.add(f"frame = first // {FRAME}", f"group = (first % {FRAME}).to(tl.int32) // {codec.group}")
         o.add(f"live_length = {self._live_length(codec.basis)}")
-        o.add(
-            f"in_frame = tl.minimum({per_frame}, (live_length - frame * {FRAME} + {codec.group - 1}) // {codec.group})"
-        )
+        o.add(f"left_of_frame = tl.minimum({FRAME}, live_length - frame * {FRAME}).to(tl.int32)")
+        o.add(f"in_frame = lib.round_up(left_of_frame, {codec.group}) // {codec.group}")
         o.add("existing = in_frame - group")
         self._runs(codec)
         if address:
@@ -397,7 +396,7 @@ class _Kernel:
             if self.words:
                 spread = _spread(self.out) if self.out is not None and self.own else 0
                 own = f", 32, {spread}" if spread else f", {self.own}" if self.own else ""
-                o.add(f"words = pairs.load({load}{own})", f"{name} = pairs.values(words)")
+                o.add(f"words = pairs.load({load}, ALIGNED{own})", f"{name} = pairs.values(words)")
             else:
                 o.add(f"{name} = memory.load_flat({load}{f', {self.own}' if self.own else ''})")
             if role == "input" and self.factor:

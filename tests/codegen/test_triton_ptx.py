@@ -190,10 +190,13 @@ def test_untouched_inputs_of_16_bits_are_compared_in_pairs(on_hopper, compressor
     registers, stack = resources(kernel, tmp_path)
     # A frame's program has bounds of its own.
     assert compressor in ("nvfp4", "minmax_u8") or (stack == 0 and registers <= 128), (registers, stack)
+    assert "\tld.global.b16" not in ptx[: ptx.index("st.global")], "whole tiles come first"
 
 
-def test_float32_has_no_pairs(on_hopper):
+def test_float32_and_unaligned_tensors_have_no_pairs(on_hopper):
     assert "bf16x2" not in on_hopper("compress", "int8", "f32", hopper=True).asm["ptx"]
+    ptx = on_hopper("compress", "int8", "bf16", False, hopper=True).asm["ptx"]
+    assert "bf16x2" not in ptx and accesses(ptx)["ld.b16"] >= 32
 
 
 def test_wide_butterflies_and_sums_stay_in_a_thread(on_hopper):
