@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ..shown import Explanation
-from . import library
+from . import debug, library
 from .calls import Asked, Compressors, ReduceOp, bound_op, found, member, op_text, pick
 from .choose import CANDIDATES
 
@@ -45,7 +45,7 @@ def all_reduce(
 
     Raises BindError on all ranks where arguments differ or do not fit, TypeError and ValueError for x, CollectiveError when a peer fails.
     """
-    return _run("all_reduce", x, group, Asked(op_text(op), compressor, algorithm, mesh), out=out, async_op=async_op)
+    return _run("all_reduce", x, group, op, compressor, algorithm, mesh, out=out, async_op=async_op)
 
 
 def reduce_scatter(
@@ -60,7 +60,7 @@ def reduce_scatter(
     mesh: dict[str, int] | None = None,
 ) -> Any:
     """This rank's shard of the sum, cut along dimension 0 as torch's reduce_scatter_tensor does. Arguments as for `all_reduce`."""
-    return _run("reduce_scatter", x, group, Asked(op_text(op), compressor, algorithm, mesh), out=out, async_op=async_op)
+    return _run("reduce_scatter", x, group, op, compressor, algorithm, mesh, out=out, async_op=async_op)
 
 
 def all_gather(
@@ -74,7 +74,7 @@ def all_gather(
     mesh: dict[str, int] | None = None,
 ) -> Any:
     """All ranks' x along dimension 0, as torch's all_gather_into_tensor gives them, in the same bits everywhere."""
-    return _run("all_gather", x, group, Asked("sum", compressor, algorithm, mesh), out=out, async_op=async_op)
+    return _run("all_gather", x, group, "sum", compressor, algorithm, mesh, out=out, async_op=async_op)
 
 
 def all_to_all(
@@ -100,8 +100,10 @@ def all_to_all(
     if (input_splits is None) != (output_splits is None) or (input_splits is not None) != (capacity is not None):
         raise ValueError("all_to_all with splits takes input_splits, output_splits and capacity together")
     splits = {} if input_splits is None else {"input_splits": input_splits, "output_splits": output_splits}
+    if not splits and not min_bytes:
+        return _run("all_to_all", x, group, "sum", compressor, algorithm, mesh, out=out, async_op=async_op)
     asked = Asked("sum", compressor, algorithm, mesh, min_bytes=min_bytes, pair=capacity)
-    return _run("all_to_all", x, group, asked, out=out, async_op=async_op, **splits)
+    return _run_asked("all_to_all", x, group, asked, out=out, async_op=async_op, **splits)
 
 
 def broadcast(
@@ -115,7 +117,7 @@ def broadcast(
     out: torch.Tensor | None = None,
 ) -> Any:
     """The root's x (as the others decompress it), in the same bits everywhere. root: a rank of the group."""
-    return _run("broadcast", x, group, Asked("sum", compressor, algorithm, None, root), out=out, async_op=async_op)
+    return _run("broadcast", x, group, "sum", compressor, algorithm, None, root, out=out, async_op=async_op)
 
 
 def reduce(
@@ -130,7 +132,7 @@ def reduce(
     out: torch.Tensor | None = None,
 ) -> Any:
     """On the root the sum of all ranks' x; what the others get is unspecified."""
-    return _run("reduce", x, group, Asked(op_text(op), compressor, algorithm, None, root), out=out, async_op=async_op)
+    return _run("reduce", x, group, op, compressor, algorithm, None, root, out=out, async_op=async_op)
 
 
 def send(
@@ -143,7 +145,7 @@ def send(
     tag: int = 0,
 ) -> Any:
     """Send x to rank `target` of the group, which calls `recv` with a tensor of the same size. Nobody else takes part."""
-    return _run(
+    return _run_asked(
         "send_recv",
         x,
         group,
@@ -162,7 +164,7 @@ def recv(
     tag: int = 0,
 ) -> Any:
     """Receive into x, which is also the result, what rank `source` of the group sends with `send`."""
-    return _run(
+    return _run_asked(
         "send_recv",
         x,
         group,
@@ -194,7 +196,43 @@ def explain(
     return Explanation(f"{told}\n{bound.explain() if bound is not None else 'not bound yet: the first call binds it'}")
 
 
+# Ops of calls that came before, by what the user wrote: what a call costs beside its op.
+_quick: dict[tuple[Any, ...], Any] = {}
+_MOST = 4096
+
+
 def _run(
+    kind: str,
+    x: torch.Tensor,
+    group: dist.ProcessGroup | None,
+    op: ReduceOp,
+    compressor: Compressors,
+    algorithm: str,
+    mesh: dict[str, int] | None,
+    root: int = 0,
+    *,
+    out: torch.Tensor | None = None,
+    async_op: bool = False,
+) -> Any:
+    plain = isinstance(x, torch.Tensor) and not x.requires_grad and not torch.compiler.is_compiling()
+    # A premul's ReduceOp does not compare its factor.
+    if not plain or mesh is not None or type(op) is not str or type(compressor) is not str or debug.enabled():
+        asked = Asked(op_text(op), compressor, algorithm, mesh, root)
+        return _run_asked(kind, x, group, asked, out=out, async_op=async_op)
+    known = dist.distributed_c10d._world
+    pg = group if group is not None else known.default_pg
+    how = (op, compressor, algorithm, root, torch.are_deterministic_algorithms_enabled())
+    key = (kind, pg, x.dtype, x.device, x.numel(), how)
+    bound = _quick.get(key)
+    if bound is None or pg not in known.pg_map:
+        bound = bound_op(kind, x, group, Asked(op, compressor, algorithm, None, root), native=True)
+        if len(_quick) >= _MOST or any(k[1] not in known.pg_map for k in _quick):
+            _quick.clear()
+        _quick[key] = bound
+    return bound(x, out=out, async_op=async_op)
+
+
+def _run_asked(
     kind: str,
     x: torch.Tensor,
     group: dist.ProcessGroup | None,
