@@ -470,5 +470,4 @@ def columns(P: tl.constexpr):
 
 @triton.jit
 def round_up(n, SIZE: tl.constexpr):
-    """To a multiple of a power of two."""
-    return (n + (SIZE - 1)) & -SIZE
+    return (n + (SIZE - 1)) // SIZE * SIZE

@@ -280,11 +280,12 @@ class _Kernel:
 
     def _frame(self, codec: Codec, address: str, name: str) -> None:
         """Where this tile's frame lies, and which groups of it exist."""
-        o = self.o
-        o.add(f"frame = first // {FRAME}", f"group = (first % {FRAME}).to(tl.int32) // {codec.group}")
+        o, per_frame = self.o, FRAME // codec.group
+        o.add(f"frame = first // {FRAME}", f"group = first % {FRAME} // {codec.group}")
         o.add(f"live_length = {self._live_length(codec.basis)}")
-        o.add(f"left_of_frame = tl.minimum({FRAME}, live_length - frame * {FRAME}).to(tl.int32)")
-        o.add(f"in_frame = lib.round_up(left_of_frame, {codec.group}) // {codec.group}")
+        o.add(
+            f"in_frame = tl.minimum({per_frame}, (live_length - frame * {FRAME} + {codec.group - 1}) // {codec.group})"
+        )
         o.add("existing = in_frame - group")
         self._runs(codec)
         if address:
