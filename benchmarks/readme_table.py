@@ -30,8 +30,10 @@ def table(document: dict[str, Any]) -> str:
 
 
 def codecs_table(document: dict[str, Any]) -> str:
-    """Markdown: kernels of one GPU as shares of its copy rate."""
-    shares = {(r["compressor"], r["dtype"], r["form"]): f"{r['share']:.0%}" for r in document["rows"]}
+    """Markdown: kernels of one GPU as shares of its copy rate. document: of bfloat16; float32 is in a file of its own, of another commit."""
+    wide = json.loads((RESULTS / "codecs_f32.json").read_text())
+    rows = [r for d, dtype in ((document, "bf16"), (wide, "f32")) for r in d["rows"] if r["dtype"] == dtype]
+    shares = {(r["compressor"], r["dtype"], r["form"]): f"{r['share']:.0%}" for r in rows}
     lines = [
         "| kernel | bf16 compress | bf16 decompress-add | f32 compress | f32 decompress-add |",
         "|---|---|---|---|---|",

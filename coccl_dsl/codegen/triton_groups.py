@@ -164,15 +164,8 @@ def at(v, index):
 
 @triton.jit
 def put(v, index, value):
-    """[G, P], [G], [G]: the element at the index replaced. A thread mostly has runs of eight: within one the place is a constant."""
-    G: tl.constexpr = v.shape[0]
-    P: tl.constexpr = v.shape[1]
-    if P > 8:
-        within = tl.where(columns(P // 8) == (index >> 3)[:, None], (index & 7)[:, None], 8)
-        here = tl.arange(0, 8)[None, None, :] == within[:, :, None]
-        return tl.reshape(tl.where(here, value[:, None, None], tl.reshape(v, (G, P // 8, 8))), (G, P))
-    else:
-        return tl.where(columns(P) == index[:, None], value[:, None], v)
+    """[G, P], [G], [G]: the element at the index replaced."""
+    return tl.where(columns(v.shape[1]) == index[:, None], value[:, None], v)
 
 
 @triton.jit
