@@ -66,7 +66,9 @@ def transports_of(device: torch.device) -> list[str]:
     if device.type != "cuda":
         return ["torch"]
     found = []
-    for name in ("symm", "nccl", "torch"):
+    for name in ("symm", "symm+torch", "nccl", "torch"):
+        if name == "symm+torch" and "symm" in found:  # one host
+            continue
         try:
             load("two_shot").bind(like=torch.empty(8, device=device, dtype=torch.bfloat16), transport=name)
             found.append(name)

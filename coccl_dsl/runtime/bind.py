@@ -241,7 +241,7 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
     meeting.agree(_fingerprint(collective, s, world, dtype, text))
     if trace is None:
         return Op(collective, world, rank, None, None, None, s, like.device, like.dtype)
-    chosen = choose_transport(s.transport, like.device, meeting)
+    chosen = choose_transport(s.transport, like.device, meeting, bool(collective.axes))
     if s.transport == "auto":
         chosen, s = _as_measured(chosen, s, collective, pg, like, meeting)
     problem, op = "", None
@@ -269,8 +269,8 @@ class Chosen:
     hosts: tuple[str, ...] = ()
 
 
-def choose_transport(asked: str, device: torch.device, meeting: Meeting) -> Chosen:
-    """`auto` is symm where all ranks can map each other's memory, else torch; symm+torch is for those who ask for it.
+def choose_transport(asked: str, device: torch.device, meeting: Meeting, mesh: bool = False) -> Chosen:
+    """`auto` is symm where all ranks can map each other's memory; else, over a mesh, symm+torch where the ranks of each host can; else torch.
 
     Raises BindError on all ranks when what was asked for cannot be had.
     """
@@ -302,7 +302,8 @@ def choose_transport(asked: str, device: torch.device, meeting: Meeting) -> Chos
         problem = next((f"rank {r}: {t}" for r, t in enumerate(reasons) if t), "")
     if not problem and len(set(hosts)) == 1:
         return Chosen("symm", "", hosts)
-    if not problem and asked == "symm+torch":
+    together = min(hosts.count(h) for h in hosts) > 1
+    if not problem and (asked == "symm+torch" or (asked == "auto" and mesh and together)):
         return Chosen("symm+torch", "", hosts)
     problem = problem or f"the ranks are on {len(set(hosts))} hosts"
     if asked != "auto":

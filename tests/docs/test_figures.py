@@ -28,3 +28,24 @@ def test_readme_times_of_two_hosts_are_the_results():
     assert len(rows) == 2
     for row in rows:
         assert f"{row['two_level_s']:.2f} s" in readme and f"{row['torch_s']:.2f} s" in readme
+
+
+def test_training_page_has_the_losses_of_the_results():
+    document = json.loads((ROOT / "benchmarks" / "results" / "training_gradients.json").read_text())
+    page = (ROOT / "docs" / "training.md").read_text()
+    for name, run in document["runs"].items():
+        row = next(
+            line
+            for line in page.splitlines()
+            if line.startswith("| uncompressed" if name == "raw" else f"| `{name}` |")
+        )
+        assert f"{run['sent_share']:.0%}".replace("%", " %") in row and f"{run['validation_loss']:.4f}" in row
+        assert name == "raw" or f"{run['of_off']:+.2%}".replace("%", " %") in row
+
+
+def test_readme_host_times_are_the_results():
+    document = json.loads((ROOT / "benchmarks" / "results" / "host_time.json").read_text())
+    us = {r["how"]: r["us"] for r in document["rows"] if r["transport"] == "symm"}
+    readme = (ROOT / "README.md").read_text()
+    assert f"{us['eager']:.0f} us launched" in readme and f"{us['replayed']:.1f} us replayed" in readme
+    assert f"{us['replayed, new pointers']:.0f} us when each call brings new tensors" in readme

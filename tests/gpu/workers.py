@@ -181,6 +181,8 @@ def mixed() -> None:
             for i, count in enumerate(counts):
                 xs = inputs(n, count, torch.bfloat16, i, device)
                 assert torch.equal(bits(op(xs[rank])), bits(simulate(c, xs, mesh=mesh_for(c, n))[rank])), (name, count)
+    chosen = load("three_shot").bind(like=torch.empty(99, device=device), mesh={"node": 2, "local": n // 2})
+    assert "symm (mapped memory of 2 ranks" in chosen.explain(), "auto, over a mesh"
     flat = load("two_shot").bind(like=torch.empty(99, device=device))
     assert "not symm: the ranks are on 2 hosts" in flat.explain()
     if rank == 0:

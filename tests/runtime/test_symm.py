@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from coccl_dsl.pipeline import World, load
 from coccl_dsl.plan.ops import Exchange
+from coccl_dsl.runtime.bind import choose_transport
+from coccl_dsl.runtime.errors import BindError
 from coccl_dsl.runtime.executor import ExchangeCall
+from coccl_dsl.runtime.transports import symm
 from coccl_dsl.runtime.transports.symm import SymmTransport
 
 
@@ -53,3 +58,41 @@ def test_a_wire_that_is_sent_on_to_another_host_is_read_until_then(name):
                 found += len(sent_on)
                 stored |= {w: t.peer for t in step.recvs if t.direct for w in t.wires}
     assert found
+
+
+class _Told:
+    """A meeting of ranks on these hosts, each with a GPU of its own."""
+
+    def __init__(self, hosts: str, unreachable: bool = False):
+        self.hosts, self.unreachable = hosts, unreachable
+
+    def gather(self, name: str, text: str) -> list[str]:
+        if name == "device":
+            return [json.dumps([h, i, ""]) for i, h in enumerate(self.hosts)]
+        return ["no peer access" if self.unreachable and r == 1 else "" for r in range(len(self.hosts))]
+
+
+@pytest.mark.parametrize(
+    "hosts,asked,mesh,name",
+    [
+        ("aaaa", "auto", False, "symm"),
+        ("aaaa", "auto", True, "symm"),
+        ("aabb", "auto", False, "torch"),
+        ("aabb", "auto", True, "symm+torch"),
+        ("aab", "auto", True, "torch"),
+        ("aabb", "symm+torch", False, "symm+torch"),
+        ("aabb", "nccl", True, "nccl"),
+    ],
+)
+def test_auto_maps_what_can_be_mapped(hosts, asked, mesh, name, monkeypatch):
+    monkeypatch.setattr(symm, "unavailable", lambda device: "")
+    monkeypatch.setattr(symm, "reachable", lambda device, others: "")
+    monkeypatch.setattr(symm, "host_name", lambda: "a")
+    told: Any = _Told(hosts)
+    assert choose_transport(asked, torch.device("cuda", 0), told, mesh).name == name
+    unreachable: Any = _Told(hosts, unreachable=True)
+    if asked == "symm+torch":
+        with pytest.raises(BindError, match="rank 1: no peer access"):
+            choose_transport(asked, torch.device("cuda", 0), unreachable, mesh)
+    elif asked == "auto":
+        assert choose_transport(asked, torch.device("cuda", 0), unreachable, mesh).name == "torch"
