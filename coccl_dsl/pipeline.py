@@ -204,12 +204,14 @@ class Collective(Printed):
         compressors: dict[str, str] | None = None,
         trace: Trace | None = None,
         fuse: bool = True,
+        collectives: bool = False,
     ) -> Plan:
-        """One rank's plan. fuse=False keeps every operation apart. Pass `trace` (of the same world, dtype and compressors) to plan several ranks of one run."""
+        """One rank's plan. fuse=False keeps every operation apart. collectives: all-gathers among its levels are marked. Pass `trace` (of the same world, dtype and compressors) to plan several ranks of one run."""
         program = self.program(dtype, compressors)
         trace = trace or self.trace(world, dtype=dtype, compressors=compressors)
         with self._timed("plan"):
-            return verify(make_plan(program, trace, rank, raw_codec(dtype), world.op, apart=not fuse))
+            made = make_plan(program, trace, rank, raw_codec(dtype), world.op, apart=not fuse, collectives=collectives)
+            return verify(made)
 
     def mapped_plans(
         self,
@@ -249,7 +251,8 @@ class Collective(Printed):
         capacity    the largest number of elements of a call's input; like.numel() unless given
         mesh        axis name -> size, for collectives over a mesh
         root        group rank, for broadcast and reduce
-        transport   auto, symm, nccl, torch, symm+torch: symm between ranks of a host, torch between hosts (local for a LocalGroup)
+        transport   auto, symm, nccl, torch, symm+torch: symm between ranks of a host, torch between hosts (local for a LocalGroup);
+                    nccl+collectives, torch+collectives: levels that are all-gathers are the library's own
         seed        of stochastic rounding
         depth       slices in flight; else the first depth that the text's schedule names
         fuse        False runs every operation on its own: slower, the same bits

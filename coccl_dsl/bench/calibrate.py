@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..pipeline import Collective, load
+from ..pipeline import Collective, World, load
 from ..plan.calibration import NATIVE, Curve, Table, Way
+from ..plan.schedule import gathered_levels
 from ..runtime.errors import BindError
 from ..runtime.measured import host_text, place_of
 from ..torch.choose import CANDIDATES, MAX_LOSSY, node_runs
@@ -49,11 +50,12 @@ def candidates(
         if (c.mesh and (m < 2 or k < 2)) or c.lossy(m, k) > MAX_LOSSY:
             continue
         collective = load(c.name)
+        gathers = gathered_levels(collective.trace(World(nodes if collective.axes else (m * k,))))
         for compressor in compressors:
             names = dict.fromkeys(collective.program().codecs, compressor)
             codec = next(iter(collective.program("bf16", names).codecs.values()))
-            for transport in transports:
-                for slices in (1, 2) if transport == "nccl" else (1,):
+            for transport in (t for t in transports if gathers or not t.endswith("+collectives")):
+                for slices in (1, 2) if transport.startswith("nccl") else (1,):
                     options: dict[str, Any] = {"transport": transport, "depth": slices, **names}
                     if collective.axes:
                         options["mesh"] = dict(zip(collective.axes, nodes, strict=True))
@@ -64,9 +66,9 @@ def candidates(
 def transports_of(device: torch.device) -> list[str]:
     """Transports that can be had here. Collective."""
     if device.type != "cuda":
-        return ["torch"]
+        return ["torch", "torch+collectives"]
     found = []
-    for name in ("symm", "symm+torch", "nccl", "torch"):
+    for name in ("symm", "symm+torch", "nccl", "nccl+collectives", "torch", "torch+collectives"):
         if name == "symm+torch" and "symm" in found:  # one host
             continue
         try:

@@ -76,7 +76,11 @@ def parser(made: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
         choices=["graph", "eager", "eager_same"],
         help="graph replays, eager calls with new pointers, eager calls with one pointer",
     )
-    p.add_argument("--transport", default="auto", choices=["auto", "symm", "nccl", "torch"])
+    p.add_argument(
+        "--transport",
+        default="auto",
+        choices=["auto", "symm", "nccl", "nccl+collectives", "torch", "torch+collectives"],
+    )
     p.add_argument("--slices", type=int, default=None, help="slices in flight (default: the text's first)")
     p.add_argument("-n", "--iterations", type=int, default=20)
     p.add_argument("--repeats", type=int, default=5, help="interleaved repeats; the ratio is their median")

@@ -64,6 +64,12 @@ def _placed(plan: Plan, raw: Codec, largest: dict[int, int], depth: int, passes:
         return max(wire_bytes(raw, min(length, plain)), *sizes)
 
     sizes = [align(max(needed(*member) for member in members)) for members in plan.slots]
+    for step in plan.steps:
+        if isinstance(step, Exchange) and step.gather:
+            beside = [plan.wires[w].slot for w in step.gather]
+            largest_one = max(sizes[slot] for slot in beside)
+            for slot in beside:
+                sizes[slot] = largest_one
     offsets, at = [], 0
     for _ in range(depth):
         row = []

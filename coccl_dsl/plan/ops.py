@@ -147,12 +147,14 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One level of sends of this rank, issued as one group. copies: wires forwarded into mapped memory."""
+    """One level of sends of this rank, issued as one group. copies: wires forwarded into mapped memory. gather: the wires of all ranks, in their
+    order, where the level is an all-gather and may be issued as one; they lie side by side."""
 
     level: int
     sends: tuple[Transfer, ...]
     recvs: tuple[Transfer, ...]
     copies: tuple[tuple[int, Remote], ...] = ()
+    gather: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,36 @@ def _launches(placed: list[_Placed], time: int) -> list[Launch]:
     return [Launch(folds[0].signature, tuple(folds)) for _, folds in ordered]
 
 
-def _exchange(line: Line, level: int) -> Exchange:
+def gathered_levels(trace: Trace) -> frozenset[int]:
+    """Levels at which every rank sends one wire, the same, to all others: an all-gather, for which networks have better ways than messages."""
+    found: dict[int, dict[int, list[tuple[int, tuple[object, ...]]]]] = {}
+    for m in trace.messages:
+        sent = tuple((w.codec, w.number, w.extent, w.key_number) for w in m.sent)
+        found.setdefault(m.level, {}).setdefault(m.source, []).append((m.target, sent))
+
+    def whole(rows: list[tuple[int, tuple[object, ...]]]) -> bool:
+        targets, sent = {t for t, _ in rows}, {s for _, s in rows}
+        return len(targets) == len(rows) == trace.world - 1 and len(sent) == 1 and len(rows[0][1]) == 1
+
+    levels, gathered = set(), set()
+    for level, of in sorted(found.items()):
+        wires = {sent for rows in of.values() for _, sent in rows}
+        # A wire has one place.
+        if len(of) == trace.world and all(whole(rows) for rows in of.values()) and not wires & gathered:
+            levels.add(level)
+            gathered |= wires
+    return frozenset(levels)
+
+
+def _exchange(line: Line, level: int, gathered: bool) -> Exchange:
     here = [p for p in line.posts if p.level == level]
     sends = tuple(Transfer(p.peer, p.wires) for p in here if not p.incoming)
     recvs = tuple(Transfer(p.peer, p.wires) for p in here if p.incoming)
-    return Exchange(level, sends, recvs)
+    gather: tuple[int, ...] = ()
+    if gathered:
+        of = {t.peer: t.wires[0] for t in recvs} | {line.rank: sends[0].wires[0]}
+        gather = tuple(of[r] for r in range(len(of)))
+    return Exchange(level, sends, recvs, gather=gather)
 
 
 def _copied(u: Unit, buffers: Buffers) -> tuple[int, int] | None:
@@ -66,14 +91,14 @@ def _copied(u: Unit, buffers: Buffers) -> tuple[int, int] | None:
     return source, place.index
 
 
-def _steps(line: Line, fused: Fused, buffers: Buffers, scaled: bool) -> list[Step]:
+def _steps(line: Line, fused: Fused, buffers: Buffers, scaled: bool, gathered: frozenset[int]) -> list[Step]:
     copies = {} if scaled else {i: c for i, u in enumerate(fused.units) if (c := _copied(u, buffers)) is not None}
     placed = [p for i, p in enumerate(_place(fused, line.levels)) if i not in copies]
     steps: list[Step] = [Copy(tuple(copies.values()))] if copies else []
     for time in range(line.levels + 1):
         steps += _launches(placed, time)
         if time < line.levels:
-            steps.append(_exchange(line, time))
+            steps.append(_exchange(line, time, time in gathered))
     return steps
 
 
@@ -111,7 +136,7 @@ def _aliases(kind: str, rank: int, outputs: int) -> tuple[int, ...]:
 
 def _slots(steps: list[Step]) -> tuple[tuple[tuple[str, int], ...], ...]:
     """Share memory between what is not alive at the same time: first fit over steps. What a mapped peer stores into is shared with nothing,
-    because the store may come at any time of the call."""
+    because the store may come at any time of the call. Wires of an all-gather lie side by side, by rank."""
     born: dict[tuple[str, int], int] = {}
     dies: dict[tuple[str, int], int] = {}
 
@@ -140,9 +165,10 @@ def _slots(steps: list[Step]) -> tuple[tuple[tuple[str, int], ...], ...]:
                     touch("wire", w, at)
                     if t.direct:
                         born["wire", w], dies["wire", w] = -1, len(steps)
+    beside = [("wire", w) for step in steps if isinstance(step, Exchange) for w in step.gather]
     slots: list[list[tuple[str, int]]] = []
     free_at: list[int] = []
-    for what in sorted(born, key=lambda k: (born[k], k)):
+    for what in sorted(born.keys() - {*beside}, key=lambda k: (born[k], k)):
         for i, until in enumerate(free_at):
             if until < born[what]:
                 slots[i].append(what)
@@ -151,7 +177,7 @@ def _slots(steps: list[Step]) -> tuple[tuple[tuple[str, int], ...], ...]:
         else:
             slots.append([what])
             free_at.append(dies[what])
-    return tuple(tuple(s) for s in slots)
+    return (*(tuple(s) for s in slots), *((what,) for what in beside))
 
 
 def alignment_of(program: Program, raw: Codec) -> int:
@@ -168,8 +194,10 @@ def make_plan(
     op: str = "sum",
     mapped: frozenset[int] = frozenset(),
     apart: bool = False,
+    collectives: bool = False,
 ) -> Plan:
-    """Lower, fuse and schedule one rank of a proven trace. mapped: ranks whose memory is mapped here (and ours there). apart: nothing is fused."""
+    """Lower, fuse and schedule one rank of a proven trace. mapped: ranks whose memory is mapped here (and ours there). apart: nothing is fused.
+    collectives: levels that are all-gathers are marked as such (not those of an all_to_all, whose parts may differ in size)."""
     codecs = {**program.codecs, "": raw}
     stateful = frozenset(n for n, c in codecs.items() if c.stateful)
     both = frozenset(n for n, c in codecs.items() if c.versioned)
@@ -178,9 +206,10 @@ def make_plan(
     outputs = trace.output_extents[rank]
     buffers = Buffers(trace.input_extents[rank], outputs, _aliases(program.kind, rank, len(outputs)))
     alone: set[int] = set()
+    gathered = gathered_levels(trace) if collectives and program.kind != "all_to_all" else frozenset()
     while True:
         fused = fuse(line, both=both, stateful=stateful, split_output=split, alone=frozenset(alone), apart=apart)
-        steps = _steps(line, fused, buffers, op != "sum")
+        steps = _steps(line, fused, buffers, op != "sum", gathered)
         early = _early_writes(steps, buffers)
         if early <= alone:
             break

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .transports.symm import Mapped
 
 log = logging.getLogger("coccl_dsl")
-TRANSPORTS = ("auto", "symm", "nccl", "torch", "symm+torch", "local")
+TRANSPORTS = ("auto", "symm", "nccl", "torch", "symm+torch", "nccl+collectives", "torch+collectives", "local")
 
 
 def backend_for(collective: Collective, device: torch.device, name: str = "auto") -> Backend:
@@ -253,7 +253,7 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
         log.debug("bind failed", exc_info=True)
     meeting.report(problem)
     assert op is not None
-    if chosen.name == "nccl":  # which wants captures to be uniform over ranks
+    if chosen.name.startswith("nccl"):  # which wants captures to be uniform over ranks
         told = [(r, t) for r, t in enumerate(meeting.gather("graphs", op.graphs.why)) if t]
         op.graphs.why = op.graphs.why or (f"rank {told[0][0]}: {told[0][1]}" if told else "")
     log.info("%r: transport %s %s", op, chosen.name, chosen.note)
@@ -323,11 +323,12 @@ def _as_measured(
         return chosen, s
     elements = s.capacity * (len(hosts) if collective.kind == "all_gather" else 1)
     bits = max(bits_per_value(c) for c in codecs)
-    transports = {"torch", "nccl", chosen.name} if like.device.type == "cuda" else {"torch"}
+    own = {"torch", "torch+collectives"}
+    transports = own | {"nccl", "nccl+collectives", chosen.name} if like.device.type == "cuda" else own
     verdict = measured.decide(
         collective.kind, elements, like.element_size(), bits, [collective.name], transports, native=False
     )
-    if verdict is not None and verdict.best.transport == "nccl":
+    if verdict is not None and verdict.best.transport.startswith("nccl"):
         from .transports.nccl import unavailable
 
         if any(meeting.gather("nccl", unavailable())):
@@ -337,7 +338,7 @@ def _as_measured(
                 like.element_size(),
                 bits,
                 [collective.name],
-                transports - {"nccl"},
+                transports - {"nccl", "nccl+collectives"},
                 native=False,
             )
     if verdict is None:
@@ -354,14 +355,15 @@ def _as_measured(
 @dataclass
 class Wiring:
     """What an op's wires move through: `memory` where peers' memory is mapped, `transport` to other ranks (it makes one, of a name for
-    diagnostics and a number of slices). hosts: of each rank, where peers' memory is mapped on some only. arena gives local wire memory of so many bytes; turn orders
-    the ops that share it."""
+    diagnostics and a number of slices). hosts: of each rank, where peers' memory is mapped on some only. arena gives local wire memory of so
+    many bytes; turn orders the ops that share it. collectives: levels that are all-gathers are issued as such."""
 
     transport: Callable[[str, int], Transport] | None = None
     memory: Callable[[Plan, Layout], Mapped] | None = None
     arena: Callable[[int], torch.Tensor] | None = None
     turn: Turn | None = None
     hosts: tuple[str, ...] | None = None
+    collectives: bool = False
 
 
 def assemble(
@@ -405,7 +407,15 @@ def assemble(
         arenas = memory.arenas
     else:
         assert wiring.transport is not None
-        plan = collective.plan(world, rank, dtype=name, compressors=s.compressors, trace=trace, fuse=s.fuse)
+        plan = collective.plan(
+            world,
+            rank,
+            dtype=name,
+            compressors=s.compressors,
+            trace=trace,
+            fuse=s.fuse,
+            collectives=wiring.collectives,
+        )
         best = tuned(plan, 0, s.depth)
         transport, arena, layouts, arenas = wiring.transport(what, best.depth), None, [], {}
     executor = Executor(
@@ -454,10 +464,14 @@ def _wiring(group: dist.ProcessGroup, device: torch.device, chosen: Chosen, meet
         if name == "symm":
             return Wiring(memory=memory)
         return Wiring(lambda what, _: TorchTransport(group, device, what), memory, hosts=chosen.hosts)
-    if name == "nccl":
+    collectives = name.endswith("+collectives")
+    if name.startswith("nccl"):
         if device.type != "cuda":
-            raise BindError(f"transport='nccl' needs CUDA tensors, like is on {device}")
+            raise BindError(f"transport={name!r} needs CUDA tensors, like is on {device}")
         from .transports.nccl import NcclTransport
 
-        return Wiring(lambda what, depth: NcclTransport(group, device, what, meeting, depth))
-    return Wiring(lambda what, _: TorchTransport(group, device, what))
+        return Wiring(
+            lambda what, depth: NcclTransport(group, device, what, meeting, depth, collectives),
+            collectives=collectives,
+        )
+    return Wiring(lambda what, _: TorchTransport(group, device, what, collectives=collectives), collectives=collectives)

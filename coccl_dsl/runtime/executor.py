@@ -17,7 +17,7 @@ from ..plan.cut import Cut, Piece, cut, piece
 from ..plan.memory import Layout, incoming, lay_out, passes_of
 from ..plan.ops import Commit, Copy, Dense, Exchange, Fold, Launch, Plan, Remote, StateRef, Transfer
 from ..wire.codec import Codec
-from ..wire.layout import live_elements, wire_bytes
+from ..wire.layout import align, live_elements, wire_bytes
 from .dtypes import TORCH
 from .errors import CollectiveError
 
@@ -35,7 +35,8 @@ class Parcel:
 
 @dataclass(frozen=True)
 class ExchangeCall:
-    """One level of one slice: messages to move, and for mapped peers bytes to copy into their memory, then whom to signal and to wait for."""
+    """One level of one slice: messages to move, and for mapped peers bytes to copy into their memory, then whom to signal and to wait for.
+    gather: where the messages are an all-gather, this rank's bytes and all ranks' bytes side by side, of which they are part."""
 
     level: int
     slice: int
@@ -44,6 +45,7 @@ class ExchangeCall:
     copies: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
     signals: tuple[int, ...] = ()
     waits: tuple[int, ...] = ()
+    gather: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 @dataclass
@@ -116,6 +118,8 @@ class Executor:
         size = self.layout.size
         self.arena = memory(size) if memory is not None else torch.zeros(size, dtype=torch.uint8, device=device)
         self.remote: dict[tuple[int, Remote], Place] = {}
+        gathers = [s.gather for s in plan.steps if isinstance(s, Exchange) and s.gather]
+        self.gathers: dict[int, tuple[int, ...]] = {w: wires for wires in gathers for w in wires}
         self.states = {ref: self._make_state(ref) for ref in plan.states}
 
     # ------------------------------------------------------------ memory
@@ -207,7 +211,7 @@ class Executor:
                 rows = self._copied(step, part)
                 for small, shared in ((False, context), (True, plain)):
                     here = [f for f in step.folds if self._goes_raw(f.extent, part.cut) == small]
-                    folds = [a for f in here if (a := self._fold(f, part)) is not None] + rows
+                    folds = [a for f in here if (a := self._fold(f, part, context.codecs)) is not None] + rows
                     rows = []
                     if folds:  # raw works in no basis
                         signature = replace(step.signature, basis=0) if small else step.signature
@@ -218,6 +222,22 @@ class Executor:
 
     def _place(self, slot: int, k: int) -> Place:
         return Place(self.arena, self.layout.offsets[k][slot])
+
+    def _wire_place(self, w: int, part: _Part, codecs: Mapping[str, Codec]) -> Place:
+        """Of a wire here. Those of an all-gather follow each other without gaps, which their sizes in this call decide."""
+        wires = self.gathers.get(w)
+        if wires is None:
+            return self._place(self.plan.wires[w].slot, part.k)
+        first = self._place(self.plan.wires[wires[0]].slot, part.k)
+        return Place(first.buffer, first.offset + wires.index(w) * self._stride(wires, part, codecs))
+
+    def _stride(self, wires: tuple[int, ...], part: _Part, codecs: Mapping[str, Codec]) -> int:
+        return align(max(self._wire_size(w, part, codecs) for w in wires))
+
+    def _wire_size(self, w: int, part: _Part, codecs: Mapping[str, Codec]) -> int:
+        info = self.plan.wires[w]
+        codec = self.raw if self._goes_raw(info.extent, part.cut) else codecs[info.codec]
+        return wire_bytes(codec, part.of(info.extent).length)
 
     def _dense(self, d: Dense, part: _Part, start: int) -> int | Place:
         if d.role == "input":
@@ -239,27 +259,27 @@ class Executor:
                 rows.append(FoldArgs(span.length, span.start, (at,), (), (), (), copy_to=to))
         return rows
 
-    def _fold(self, f: Fold, part: _Part) -> FoldArgs | None:
-        span, k = part.of(f.extent), part.k
+    def _fold(self, f: Fold, part: _Part, codecs: Mapping[str, Codec]) -> FoldArgs | None:
+        span = part.of(f.extent)
         if span.length == 0:
             return None
         return FoldArgs(
             length=span.length,
             start=span.start,
             dense=tuple(self._dense(d, part, span.start) for d in f.dense),
-            wires=tuple(self._place(self.plan.wires[o.wire].slot, k) for o in f.opened),
-            places=self._places(f, k),
+            wires=tuple(self._wire_place(o.wire, part, codecs) for o in f.opened),
+            places=self._places(f, part, codecs),
             sinks=tuple(self._dense(s.place, part, span.start) for s in f.sinks),
             key=f.key,
             state=self._state_places(f.state, span) if f.state is not None else {},
             wire_states=tuple(self._state_places(o.state, span) if o.state is not None else {} for o in f.opened),
         )
 
-    def _places(self, f: Fold, k: int) -> tuple[Place, ...]:
+    def _places(self, f: Fold, part: _Part, codecs: Mapping[str, Codec]) -> tuple[Place, ...]:
         if f.wire is None:
             return ()
-        here = (self._place(self.plan.wires[f.wire].slot, k),) if f.local else ()
-        return here + tuple(self.remote[k, r] for r in f.remote)
+        here = (self._wire_place(f.wire, part, codecs),) if f.local else ()
+        return here + tuple(self.remote[part.k, r] for r in f.remote)
 
     def _state_places(self, ref: StateRef, span: Piece) -> dict[str, StatePlaces]:
         places = {}
@@ -272,15 +292,13 @@ class Executor:
         k = part.k
 
         def size_of(w: int) -> int:
-            info = self.plan.wires[w]
-            codec = self.raw if self._goes_raw(info.extent, part.cut) else codecs[info.codec]
-            return wire_bytes(codec, part.of(info.extent).length)
+            return self._wire_size(w, part, codecs)
 
         def part_of(place: Place, size: int) -> torch.Tensor:
             return place.buffer[place.offset : place.offset + size]
 
         def here(w: int) -> Place:
-            return self._place(self.plan.wires[w].slot, k)
+            return self._wire_place(w, part, codecs)
 
         def parcels(transfers: Iterable[Transfer]) -> tuple[Parcel, ...]:
             made = (
@@ -297,7 +315,12 @@ class Executor:
         )
         signals = tuple(dict.fromkeys(t.peer for t in step.sends if t.direct))
         waits = tuple(dict.fromkeys(t.peer for t in step.recvs if t.direct))
-        return ExchangeCall(step.level, k, parcels(step.sends), parcels(step.recvs), copies, signals, waits)
+        gather = None
+        if step.gather and (stride := self._stride(step.gather, part, codecs)):
+            place = here(step.gather[0])
+            whole = part_of(place, len(step.gather) * stride)
+            gather = whole[self.plan.rank * stride : (self.plan.rank + 1) * stride], whole
+        return ExchangeCall(step.level, k, parcels(step.sends), parcels(step.recvs), copies, signals, waits, gather)
 
     def _commits(self, made: Cut, codecs) -> list[tuple[torch.Tensor, torch.Tensor]]:
         pairs = []

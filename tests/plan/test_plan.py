@@ -7,6 +7,7 @@ import pytest
 from coccl_dsl.lang.files import library
 from coccl_dsl.pipeline import World, load, raw_codec
 from coccl_dsl.plan.credits import assign_credits
+from coccl_dsl.plan.memory import lay_out
 from coccl_dsl.plan.ops import Exchange, Launch
 from coccl_dsl.plan.schedule import make_plan
 from coccl_dsl.plan.verify import PlanError, verify, verify_world
@@ -116,6 +117,37 @@ def test_credits_are_kept_only_where_nothing_else_orders_the_reuse(name, sizes, 
     granted = {(r, g) for r, p in enumerate(plans) if p.credits for g in p.credits.grants}
     awaited = {(a, r) for r, p in enumerate(plans) if p.credits for a in p.credits.awaits}
     assert granted == awaited
+
+
+@pytest.mark.parametrize(
+    "name,sizes,levels",
+    [
+        ("two_shot", (4,), {1}),
+        ("two_shot", (2,), {0, 1}),
+        ("one_shot", (3,), {0}),
+        ("all_gather_direct", (5,), {0}),
+        ("reduce_scatter_direct", (3,), set()),
+        ("all_to_all_direct", (2,), set()),
+        ("ring", (3,), set()),
+        ("three_shot", (2, 2), {2}),
+        ("tree_broadcast", (4,), set()),
+    ],
+)
+def test_levels_that_are_all_gathers_are_found_and_their_wires_lie_side_by_side(name, sizes, levels):
+    c = load(name)
+    trace = c.trace(World(sizes))
+    for rank in range(trace.world):
+        plan = c.plan(World(sizes), rank, trace=trace, collectives=True)
+        gathers = {s.level: s.gather for s in plan.steps if isinstance(s, Exchange) and s.gather}
+        assert gathers.keys() == levels
+        layout = lay_out(plan, raw_codec("bf16"), 120_000, 2)
+        for wires in gathers.values():
+            assert len(wires) == trace.world
+            assert len({plan.wires[w].extent for w in wires}) in (1, trace.world)
+            for row in layout.offsets:
+                at = [row[plan.wires[w].slot] for w in wires]
+                assert len({b - a for a, b in zip(at, at[1:], strict=False)}) <= 1 and at == sorted(at)
+        assert not any(isinstance(s, Exchange) and s.gather for s in c.plan(World(sizes), rank, trace=trace).steps)
 
 
 def test_verify_finds_a_broken_plan():

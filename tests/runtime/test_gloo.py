@@ -68,3 +68,8 @@ def test_subgroups_async_and_output_shapes():
 
 def test_a_session_binds_without_a_word():
     assert "sessions right" in spawn("gloo_session.py", 3)[0]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_all_gathers_of_the_backend_give_the_same_bits(world):
+    assert "all-gathers issued" in spawn("gloo_gather.py", world)[0]

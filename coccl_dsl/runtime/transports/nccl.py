@@ -120,7 +120,7 @@ class _Communicator:
                 )
                 self.comm.abort()
 
-    def exchange(self, call: ExchangeCall, what: str, beside: bool) -> Any:
+    def exchange(self, call: ExchangeCall, what: str, beside: bool, collectives: bool) -> Any:
         """Enqueue one level on the current stream, or on the communicator's own `beside` it. Returns an event that comes after it."""
         if self.failed is not None:
             raise self.failed
@@ -129,14 +129,18 @@ class _Communicator:
             self.stream.wait_stream(on)
             on = self.stream
         stream, kind = on.cuda_stream, self.nccl.NCCL_UINT8
-        self.nccl.groupStart()
-        for parcel in call.sends:
-            for t in parcel.tensors:
-                self.comm.send(t.data_ptr(), t.numel(), kind, parcel.peer, stream)
-        for parcel in call.recvs:
-            for t in parcel.tensors:
-                self.comm.recv(t.data_ptr(), t.numel(), kind, parcel.peer, stream)
-        self.nccl.groupEnd()
+        if call.gather is not None and collectives:
+            own, every = call.gather
+            self.comm.allGather(own.data_ptr(), every.data_ptr(), own.numel(), kind, stream)
+        else:
+            self.nccl.groupStart()
+            for parcel in call.sends:
+                for t in parcel.tensors:
+                    self.comm.send(t.data_ptr(), t.numel(), kind, parcel.peer, stream)
+            for parcel in call.recvs:
+                for t in parcel.tensors:
+                    self.comm.recv(t.data_ptr(), t.numel(), kind, parcel.peer, stream)
+            self.nccl.groupEnd()
         done = on.record_event()
         if not torch.cuda.is_current_stream_capturing():
             peers = sorted({p.peer for p in (*call.sends, *call.recvs)})
@@ -159,21 +163,29 @@ class _Posted:
 
 class NcclTransport:
     """Over a private communicator, one a group, shared by its ops. depth: slices of the op; one has nothing to overlap with, and its wires move on
-    the caller's own stream."""
+    the caller's own stream. collectives: levels that are all-gathers are NCCL's all-gathers."""
 
-    name = "nccl"
     streams = 0
     no_graphs = ""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str, meeting: Meeting, depth: int):
-        self.device, self.what, self.beside = device, what, depth > 1
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        what: str,
+        meeting: Meeting,
+        depth: int,
+        collectives: bool = False,
+    ):
+        self.device, self.what, self.beside, self.collectives = device, what, depth > 1, collectives
+        self.name = "nccl+collectives" if collectives else "nccl"
         found = _communicators.get(group)
         if found is None:
             found = _communicators[group] = _Communicator(group, device, meeting, meeting.timeout)
         self.shared = found
 
     def describe(self) -> str:
-        return "nccl (a private communicator through cupy)"
+        return f"{self.name} (a private communicator through cupy)"
 
     def check(self) -> None:
         if self.shared.failed is not None:
@@ -186,9 +198,9 @@ class NcclTransport:
         self.shared.watch(done, f"{self.what}: a replayed call")
 
     def post(self, call: ExchangeCall) -> Pending:
-        if not call.sends and not call.recvs:
+        if not call.sends and not call.recvs and not (self.collectives and call.gather):
             return Done()
-        done = self.shared.exchange(call, self.what, self.beside)
+        done = self.shared.exchange(call, self.what, self.beside, self.collectives)
         return _Posted(done, self.device) if self.beside else Done()
 
     def end(self) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 
-from ..errors import CollectiveError, CollectiveTimeout
+from ..errors import BindError, CollectiveError, CollectiveTimeout
 from ..executor import ExchangeCall, Parcel
 
 # gloo matches messages between two ranks by tag: the transport's own in the high bits, its count of exchanges in the low ones.
@@ -47,10 +48,10 @@ class TorchTransport:
     """Over `group`; a peer is a rank of the group.
 
     ends  the group ranks of a plan for two of its ranks: only these take part, so their messages are not one of all ranks' batches
+    collectives   levels that are all-gathers are the backend's all-gathers
     tag   tells ops of one pair apart that the two ranks may issue in different orders; else it keeps clear of these, and of users' own messages
     """
 
-    name = "torch"
     streams = 0
     no_graphs = "its transfers are torch's own"
 
@@ -61,17 +62,24 @@ class TorchTransport:
         what: str,
         ends: tuple[int, int] | None = None,
         tag: int = MAX_TAG + 1,
+        collectives: bool = False,
     ):
         self.group, self.device, self.what, self.ends, self.tag = group, device, what, ends, tag
         self.backend = dist.get_backend(group)
         self.staging = device.type == "cuda" and "nccl" not in self.backend
+        self.collectives = collectives
+        self.name = "torch+collectives" if collectives else "torch"
+        if collectives and self.staging:
+            raise BindError(
+                "transport='torch+collectives' takes tensors of the group's own backend: CUDA tensors need nccl"
+            )
         self.posted = 0
         self.failed: CollectiveError | None = None
 
     def describe(self) -> str:
         if self.staging:
             return f"torch ({self.backend}, wires staged through pinned host memory: blocking, for tests)"
-        return f"torch ({self.backend})"
+        return f"{self.name} ({self.backend})"
 
     def check(self) -> None:
         if self.failed is not None:
@@ -106,6 +114,8 @@ class TorchTransport:
             add(SEND, parcel)
         tag = self.tag << _COUNT_BITS | self.posted % (1 << _COUNT_BITS)
         self.posted += 1
+        if self.collectives and call.gather is not None:
+            return self._gather(call, *call.gather)
         if not messages:
             return _Posted(self, call, [], [])
         try:
@@ -115,6 +125,14 @@ class TorchTransport:
         if len(works) != len(messages):
             return _Posted(self, call, [(w, "exchange with", min(m[2] for m in messages)) for w in works], staged)
         return _Posted(self, call, [(w, m[0], m[2]) for w, m in zip(works, messages, strict=True)], staged)
+
+    def _gather(self, call: ExchangeCall, own: torch.Tensor, every: torch.Tensor) -> _Posted:
+        backend: Any = self.group._get_backend(own.device)
+        try:
+            work = backend._allgather_base(every, own, AllgatherOptions())
+        except RuntimeError as e:
+            raise self.failure(call, "gathering with", 0, e) from e
+        return _Posted(self, call, [(work, "gathering with", 0)], [])
 
     def _start(self, messages: list[tuple[str, torch.Tensor, int]], tag: int) -> list[dist.Work]:
         backend: Any = self.group._get_backend(messages[0][1].device)
