@@ -21,7 +21,7 @@ def test_calibrate_writes_a_table_of_this_machine(tmp_path, capfd):
     code = main(
         ["--calibrate", "all_gather", "--device", "cpu", "--set", "int8", "-b", "4K", "-e", "16K", "--json", str(path)]
     )
-    assert code == 0 and "2 ranks on 1 host, cpu, gloo: 4 curves" in capfd.readouterr().out
+    assert code == 0 and "2 ranks on 1 host, cpu, gloo: 5 curves" in capfd.readouterr().out
     table = read_table(path)
     assert table is not None and json.loads(path.read_text())["about"]["command"].startswith("coccl-bench --calibrate")
     (curves,) = table.curves.values()
