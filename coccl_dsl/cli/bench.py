@@ -97,9 +97,9 @@ def parser(made: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     return p
 
 
-def main(argv: list[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    made = parser()
+def parse(arguments: list[str], of: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.Namespace:
+    """The command line's options, after defaults that depend on each other. of: as for `parser`."""
+    made = parser(of)
     options = made.parse_args(arguments)
     if not options.collective and not options.calibrate:
         made.error("say what to measure, all_reduce for one, or --calibrate")
@@ -107,6 +107,12 @@ def main(argv: list[str] | None = None) -> int:
         made.error("--device cpu belongs to --calibrate")
     options.begin = options.begin or size("4K" if options.calibrate else "1M")
     options.compressors = options.compressors or (["int8", "int4"] if options.calibrate else ["int8"])
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = parse(arguments)
     for name, value in TIERS[options.tier].items():
         if "RANK" in os.environ and os.environ.get(name) != value:
             print(f"coccl-bench: under torchrun set {name}={value} for --tier {options.tier}", file=sys.stderr)

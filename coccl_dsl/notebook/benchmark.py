@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..cli.bench import parser, start_processes
+from ..cli.bench import parse, start_processes
 from ..pipeline import Collective
 
 
@@ -16,7 +16,9 @@ def benchmark(arguments: list[str], made: type[argparse.ArgumentParser], names: 
     """A `Results` where there are GPUs, else a `Comparison`. names: the notebook's variables, among them collectives."""
     import torch
 
-    options = parser(made).parse_args(arguments)
+    options = parse(arguments, made)
+    if options.calibrate:
+        raise ValueError("--calibrate belongs on a command line: coccl-bench --calibrate")
     gpus = torch.cuda.device_count()
     if gpus < 2:
         print(

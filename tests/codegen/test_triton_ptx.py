@@ -180,7 +180,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("f16", marks=pytest.mark.full)])
 @pytest.mark.parametrize("compressor", PAIRS)
 def test_untouched_inputs_of_16_bits_are_compared_in_pairs(on_hopper, compressor, dtype, tmp_path):
     kernel = on_hopper("compress", compressor, dtype, hopper=True)

@@ -140,7 +140,7 @@ def test_a_new_text_under_an_old_name_is_the_one_that_counts(shell: InteractiveS
         ("%%coll --drow 4\nx", "unrecognized arguments: --drow"),
         ("%%coll --draw node\nx", "written as node=2,local=4"),
         ('%coll_bench "ring', "No closing quotation"),
-        ("%coll_bench", "arguments are required: collective"),
+        ("%coll_bench", "say what to measure"),
         ("%coll_bench ring --mode fast", "invalid choice"),
     ],
 )

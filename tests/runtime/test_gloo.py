@@ -70,6 +70,6 @@ def test_a_session_binds_without_a_word():
     assert "sessions right" in spawn("gloo_session.py", 3)[0]
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.full), 3, pytest.param(4, marks=pytest.mark.full)])
 def test_all_gathers_of_the_backend_give_the_same_bits(world):
     assert "all-gathers issued" in spawn("gloo_gather.py", world)[0]
