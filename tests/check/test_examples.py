@@ -80,7 +80,7 @@ def test_compiling_imports_neither_torch_nor_triton():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("ring", 256), ("two_shot", 64)])
+@pytest.mark.parametrize(("name", "ranks"), [pytest.param("ring", 256, marks=pytest.mark.full), ("two_shot", 64)])
 def test_large_worlds_are_checked_in_seconds(name: str, ranks: int):
     collective = load(name)
     start = time.process_time()

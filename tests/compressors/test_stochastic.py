@@ -57,7 +57,7 @@ def test_it_repeats_from_its_seed_and_differs_from_call_to_call(text: str) -> No
     assert not torch.equal(other.compress(x).data, calls[0])
 
 
-@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("same", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_the_error_of_a_sum_grows_as_the_root(same: bool) -> None:
     """Even where all ranks hold the same values, which nearest rounding then gets wrong in the same way on each."""
 

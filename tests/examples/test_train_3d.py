@@ -101,7 +101,7 @@ def alone(folder: Path, model: str) -> list[float]:
 
 
 def test_policies_train_as_they_should_on_four_ranks(tmp_path: Path):
-    found = world(tmp_path, 8, SHORT, 300)
+    found = world(tmp_path, 6, SHORT, 300)
     look(found, SHORT, 0.02)
     for model, runs in found.items():
         assert runs["native"]["losses"] == pytest.approx(alone(tmp_path, model), rel=1e-4), model

@@ -39,6 +39,7 @@ def test_what_is_there_is_kept_if_its_settings_are_the_same(tmp_path: Path):
         accuracy.read(path, {"steps": 4})
 
 
+@pytest.mark.full
 def test_a_run_that_fails_or_is_late_says_so(tmp_path: Path):
     with pytest.raises(RuntimeError, match=r"exit status 1\n(.|\n)*is not a multiple"):
         accuracy.run("off", accuracy.SMALL | {"data": "ddp", "mesh": "2x1x1", "batch": 3}, tmp_path / "a.json", 100)

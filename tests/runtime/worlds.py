@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
 
 import torch
@@ -91,38 +93,27 @@ def spawn(
     script: str, world: int, *arguments: str, timeout: float = 240, env: dict[str, str] | None = None, expect: int = 0
 ) -> list[str]:
     """Run tests/runtime/SCRIPT on `world` processes; returns their outputs. A process that fails, or is late, fails the test with its output."""
-    port = free_ports(1)
-    processes = []
-    for rank in range(world):
-        own = os.environ | {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "OMP_NUM_THREADS": "1",
-        }
-        own["PYTHONPATH"] = python_path()
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, str(HERE / script), *arguments],
-                env=own | (env or {}),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+    own = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_ports(1), "OMP_NUM_THREADS": "1"}
+    own |= {"PYTHONPATH": python_path(), **(env or {})}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(HERE / "forked.py"), folder, str(world), str(HERE / script), *arguments]
+        # A session of its own: a late world is ended with all its ranks.
+        run = subprocess.Popen(
+            command, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
-    end, outputs = time.monotonic() + timeout, []
-    late = False
-    for p in processes:
+        late = False
         try:
-            outputs.append(p.communicate(timeout=max(0.5, end - time.monotonic()))[0])
+            said, _ = run.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             late = True
-            for q in processes:
-                q.kill()
-            outputs.append(p.communicate()[0])
-    bad = [r for r, p in enumerate(processes) if p.returncode != expect]
-    assert not late and not bad, f"late: {late}, ranks {bad} failed:\n" + "\n".join(
+            os.killpg(run.pid, signal.SIGKILL)
+            said, _ = run.communicate()
+        found = [Path(folder, str(r)) for r in range(world)]
+        outputs = [f.read_text(errors="replace") if f.exists() else "" for f in found]
+        ended = Path(folder, "codes")
+        codes = json.loads(ended.read_text()) if ended.exists() else [None] * world
+    bad = [r for r, code in enumerate(codes) if code != expect]
+    assert not late and not bad, f"late: {late}, ranks {bad} failed:\n{said}" + "\n".join(
         f"--- rank {r}\n{outputs[r][-3000:]}" for r in range(world)
     )
     return outputs
