@@ -33,7 +33,7 @@ def over_nccl(transport: str) -> bool:
     return SHARED_GPU and transport != "symm"
 
 
-@pytest.mark.parametrize("transport", ["symm", "torch", "nccl"])
+@pytest.mark.parametrize("transport", ["symm", "torch", "nccl", "torch+collectives", "nccl+collectives"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
 def test_every_transport_equals_simulate(dtype, transport):
     print(
