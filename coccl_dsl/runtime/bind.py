@@ -20,6 +20,7 @@ import torch.distributed as dist
 from ..codegen.eager import EagerBackend
 from ..codegen.launch import Backend
 from ..pipeline import World, op_factor, raw_codec
+from ..plan.calibration import Verdict
 from ..plan.cut import cut
 from ..plan.memory import Layout, lay_out
 from ..plan.ops import Plan
@@ -319,28 +320,25 @@ def _as_measured(
     measured = agree_on_table(meeting, group, like.device, hosts)
     name = dtype_name(like.dtype)
     codecs = collective.program(name, s.compressors).codecs.values()
-    if measured.table is None or not codecs:
+    table = measured.in_force
+    if table is None or not codecs:
         return chosen, s
     elements = s.capacity * (len(hosts) if collective.kind == "all_gather" else 1)
     bits = max(bits_per_value(c) for c in codecs)
+
+    def best(transports: set[str]) -> Verdict | None:
+        item, names = like.element_size(), [collective.name]
+        return table.decide(measured.place, collective.kind, elements, item, bits, names, transports, native=False)
+
     own = {"torch", "torch+collectives"}
-    transports = own | {"nccl", "nccl+collectives", chosen.name} if like.device.type == "cuda" else own
-    verdict = measured.decide(
-        collective.kind, elements, like.element_size(), bits, [collective.name], transports, native=False
-    )
-    if verdict is not None and verdict.best.transport.startswith("nccl"):
+    over_nccl = {"nccl", "nccl+collectives"}
+    possible = own | over_nccl | {chosen.name} if like.device.type == "cuda" else own
+    verdict = best(possible)
+    if verdict is not None and verdict.best.transport in over_nccl:
         from .transports.nccl import unavailable
 
         if any(meeting.gather("nccl", unavailable())):
-            verdict = measured.decide(
-                collective.kind,
-                elements,
-                like.element_size(),
-                bits,
-                [collective.name],
-                transports - {"nccl", "nccl+collectives"},
-                native=False,
-            )
+            verdict = best(possible - over_nccl)
     if verdict is None:
         return chosen, s
     way = verdict.best

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..plan.calibration import Place, Table, Verdict, parse, read_table, table_path
+from ..plan.calibration import Place, Table, parse, read_table, table_path
 from .agreement import Meeting
 from .errors import BindError
 
@@ -24,20 +24,10 @@ class Measured:
     table: Table | None
     place: Place
 
-    def decide(
-        self,
-        kind: str,
-        elements: int,
-        itemsize: int,
-        bits: float,
-        names: Iterable[str] | None = None,
-        transports: Iterable[str] | None = None,
-        native: bool = True,
-    ) -> Verdict | None:
-        """See `Table.decide`. None as well under torch.use_deterministic_algorithms(True), where size and world alone decide."""
-        if self.table is None or torch.are_deterministic_algorithms_enabled():
-            return None
-        return self.table.decide(self.place, kind, elements, itemsize, bits, names, transports, native)
+    @property
+    def in_force(self) -> Table | None:
+        """The table, or None too under torch.use_deterministic_algorithms(True), where size and world alone decide."""
+        return None if torch.are_deterministic_algorithms_enabled() else self.table
 
 
 def host_text() -> str:

@@ -136,10 +136,13 @@ def quickest(
     plain = count * TYPES[dtype][0] / 8 * (size if kind == "all_gather" else 1)
     links = GPU if device.type == "cuda" else CPU
     choice = choose(kind, *nodes, plain, ratio, links, compressor == "raw")
-    if measured is None or compressor == "raw":
+    table = measured.in_force if measured is not None else None
+    if measured is None or table is None or compressor == "raw":
         return choice
     possible = [name for name, _, why in choice.considered if not why]
     item = TYPES[dtype][0] // 8
     elements = count * (size if kind == "all_gather" else 1)
-    verdict = measured.decide(kind, elements, item, ratio * 8 * item, possible, native=native and kind in KINDS)
+    verdict = table.decide(
+        measured.place, kind, elements, item, ratio * 8 * item, possible, native=native and kind in KINDS
+    )
     return choice if verdict is None else replace(choice, name=verdict.best.name, verdict=verdict)
