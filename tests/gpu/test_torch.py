@@ -15,18 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 from lone import environment
-from worlds import free_ports, torchrun
+from worlds import POLICY, free_ports, torchrun
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, this machine has none")
 WORKERS = Path(__file__).parents[1] / "torch"
 SECONDS = 240
-POLICY = """
-arena_mib = 8
-[[rule]]
-on = ["dp", "fsdp", "tp", "pp"]
-compressor = "int8"
-min_bytes = 0
-"""
 # In the order in which they run: what is after one that fails is not reached.
 OF_GPUS = (
     "CUDA-graph capture",

@@ -17,6 +17,14 @@ from coccl_dsl.pipeline import Collective
 
 HERE = Path(__file__).parent
 GROUP = 128
+# Of the script that trains in four dimensions, tests/torch/train_4d.py.
+POLICY = """
+arena_mib = 8
+[[rule]]
+on = ["dp", "fsdp", "tp", "pp"]
+compressor = "int8"
+min_bytes = 0
+"""
 
 
 def bits(t: torch.Tensor) -> torch.Tensor:

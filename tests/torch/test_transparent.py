@@ -8,18 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from worlds import free_ports, torchrun
+from worlds import POLICY, free_ports, torchrun
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 WORLD = 4
-POLICY = """
-arena_mib = 8
-[[rule]]
-on = ["dp", "fsdp", "tp", "pp"]
-compressor = "int8"
-min_bytes = 0
-"""
 
 
 @pytest.fixture(scope="module")
