@@ -257,6 +257,7 @@ class Collective(Printed):
         depth       slices in flight; else the first depth that the text's schedule names
         fuse        False runs every operation on its own: slower, the same bits
         backend     auto (Triton on CUDA, eager torch on the CPU), eager or triton
+        one_launch  over symm, True: a call is one kernel, which the time of small ones gains by; None: where that is faster
         min_bytes   all_to_all: what goes to a peer is sent raw where it takes fewer bytes in the tensor's dtype
         arena_bytes   at most so many bytes of wire memory a rank; calls that need more run in passes, one after the other
         graphs      on CUDA, replay graphs that the op captures of its own calls (symm and nccl); False: launch every kernel in every call

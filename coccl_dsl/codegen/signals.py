@@ -37,6 +37,22 @@ def _volatile(pointer):
 
 
 @triton.jit
+def _await(flag, target, status, deadline_ns):
+    """Poll a counter until it is at `target`, the op has failed, or the deadline has passed. Returns what was seen last."""
+    end = _now() + deadline_ns
+    late = False
+    spins = 0
+    seen = _acquire(flag)
+    while (seen - target < 0) & (not late):
+        # The status word lies in host memory: reading it at every turn would slow the poll.
+        if spins % 256 == 255:
+            late = (_volatile(status) != 0) | (_now() > end)
+        spins += 1
+        seen = _acquire(flag)
+    return seen
+
+
+@triton.jit
 def _exchange(signal, wait, passed_address, peer, step, status, number, deadline_ns, LAG: tl.constexpr):
     passed = passed_address.to(tl.pointer_type(tl.int32))
     # Loaded before the signal, whose release waits for the stores before it: the two then overlap.
@@ -44,17 +60,7 @@ def _exchange(signal, wait, passed_address, peer, step, status, number, deadline
     if signal != 0:
         tl.atomic_add(signal.to(tl.pointer_type(tl.int32)), 1, sem="release", scope="sys")
     if wait != 0:
-        flag = wait.to(tl.pointer_type(tl.int32))
-        end = _now() + deadline_ns
-        late = False
-        spins = 0
-        seen = _acquire(flag)
-        while (seen - target < 0) & (not late):
-            # The status word lies in host memory: reading it at every turn would slow the poll.
-            if spins % 256 == 255:
-                late = (_volatile(status) != 0) | (_now() > end)
-            spins += 1
-            seen = _acquire(flag)
+        seen = _await(wait.to(tl.pointer_type(tl.int32)), target, status, deadline_ns)
         tl.store(passed, target + LAG)
         if seen - target < 0:
             if tl.atomic_cas(status, 0, (step + 1).to(tl.int32), sem="relaxed", scope="sys") == 0:
@@ -87,6 +93,49 @@ def exchange_one(signal, wait, passed, peer, step, status, number, deadline_ns, 
         deadline_ns,
         LAG,
     )
+
+
+@triton.jit
+def _fail(status, value):
+    """Write the first two status words, if nobody has. Every thread tries: an atomic of Triton's would have one try, and the others wait for
+    it at a barrier, which warps that saw their signal in time do not come to."""
+    return tl.inline_asm_elementwise(
+        "atom.global.sys.relaxed.cas.b64 $0, [$1], 0, $2;",
+        "=l,l,l",
+        [status, value],
+        dtype=tl.int64,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def meet(rows, signals, waits, level, program, turn, status, number, deadline_ms, PEERS: tl.constexpr):
+    """An exchange inside a kernel: what program number `program` has stored so far is there for the same program of the peers, and what those
+    have stored is there for it.
+
+    rows     int64[.., 3]: address of a peer's counter for program 0, of the own counter for program 0, the peer waited for
+    signals  how many rows have a counter to raise; waits: how many have one to wait for
+    turn     calls so far. PEERS: at least as many as there are rows, a power of two
+
+    The barriers are for the kernel's threads: Triton puts none between stores and a release, or between an acquire and loads.
+    """
+    tl.debug_barrier()
+    i = tl.arange(0, PEERS)
+    counter = tl.load(rows + 3 * i, mask=i < signals, other=0) + 4 * program
+    tl.atomic_add(counter.to(tl.pointer_type(tl.int32)), 1, mask=i < signals, sem="release", scope="sys")
+    k = tl.full([], 0, tl.int32)
+    while k < waits:
+        own = tl.load(rows + 3 * k + 1) + 4 * program
+        deadline_ns = deadline_ms.to(tl.int64) * 1000000
+        seen = _await(own.to(tl.pointer_type(tl.int32)), turn + 1, status, deadline_ns)
+        if seen - turn < 1:
+            peer = tl.load(rows + 3 * k + 2)
+            _fail(status.to(tl.pointer_type(tl.int64)), (peer << 32) | (level + 1))
+            tl.store(status + 2, number)
+            tl.store(status + 3, turn)
+        k += 1
+    tl.debug_barrier()
 
 
 @triton.jit

@@ -12,17 +12,17 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from triton import knobs
-from triton.runtime import driver
 
 from ..plan.ops import Signature
-from .launch import FoldArgs, OpContext, Place, StatePlaces, UserKernel
-from .triton_launch import launcher
+from .launch import FoldArgs, OpContext, Place, Prepared, StatePlaces, UserKernel
+from .one_launch_source import Control, Folds, Meet
+from .triton_launch import UserLaunch
 from .triton_source import HEADER, KernelSource, Row, Tiling, kernel_key, kernel_source, reads_words, row_of, tiling
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -55,10 +55,24 @@ class TritonBackend:
         key = kernel_key(signature, context.dtype, context.codecs, context.factor is not None)
         function = self.kernels.get(key)
         if function is None:
-            function = self.kernels[key] = _function(
+            function = self.kernels[key] = function_of(
                 kernel_source(signature, context.dtype, context.codecs, context.factor is not None)
             )
         return _TritonFolds(function, signature, folds, context, programs)
+
+    def prepare_call(
+        self,
+        steps: Sequence[Folds | Meet],
+        context: OpContext,
+        control: Control,
+        signatures: Sequence[Signature],
+        longest: int,
+    ) -> Prepared:
+        """A kernel that runs a whole call. signatures: of all ranks' launches; longest: elements of the longest chunk of the op's capacity: they
+        decide the tiles, so that a tile is the same elements on all ranks."""
+        from .triton_one_launch import OneLaunch
+
+        return OneLaunch(steps, context, control, signatures, longest)
 
 
 class _TritonFolds:
@@ -69,7 +83,7 @@ class _TritonFolds:
     ):
         self.device = context.rng.device
         shape = tiling(signature, context.codecs)
-        rows = _Rows(row_of(signature, context.codecs), signature, folds, context)
+        rows = Rows(row_of(signature, context.codecs), signature, folds, context)
         self.table = torch.tensor(rows.values, dtype=torch.int64).to(self.device)
         needed = max(shape.programs(f.length) for f in folds)
         self.folds = len(folds)
@@ -94,7 +108,7 @@ class _TritonFolds:
         self, function: Any, fixed: tuple[Any, ...], one: dict[str, bool], shape: Tiling
     ) -> Callable[..., None]:
         c, grid = self.context, (self.programs * self.folds,)
-        _compile(function, None, lambda: function)
+        compiled_once(function, None, lambda: function)
 
         def run(x: torch.Tensor, y: torch.Tensor) -> None:
             aligned = self.aligned and (x.data_ptr() | y.data_ptr()) % 16 == 0
@@ -126,46 +140,23 @@ class _TritonFolds:
                 return kernel
 
             with torch.cuda.device(index):
-                return _compile(function, (index, dtype, aligned, *one.values()), make)
+                return compiled_once(function, (index, dtype, aligned, *one.values()), make)
 
-        launches: dict[bool, tuple[Any, ...]] = {}
-        variants: dict[bool, tuple[int, int]] = {}
-        for aligned in (True, False) if touches_user else (True,):
-            if aligned and not self.aligned:
-                continue
-            kernel = compiled(aligned)
-            run, own = launcher(kernel)
-            # No launch metadata and no hooks.
-            launches[aligned] = run, (kernel.function, *own, kernel.packed_metadata, None, None, None)
-            variants[aligned] = kernel.function, kernel.metadata.shared
-        if touches_user:
-            self.user_kernel = UserKernel(variants, self.aligned)
+        kernels = {a: compiled(a) for a in ((True, False) if touches_user else (True,)) if self.aligned or not a}
         tail = (self.table.data_ptr(), *fixed, c.rng.data_ptr(), c.version.data_ptr(), c.flags.data_ptr())
-        programs, offsets_aligned = self.programs * self.folds, self.aligned
-        constants = tuple(one.values())
-        active: Any = driver.active
-        stream_of, current_device = active.get_current_stream, torch.cuda.current_device
-
-        def run(x: torch.Tensor, y: torch.Tensor) -> None:
-            if current_device() != index:
-                with torch.cuda.device(index):
-                    return run(x, y)
-            px, py = x.data_ptr(), y.data_ptr()
-            aligned = not touches_user or (offsets_aligned and (px | py) & 15 == 0)
-            launch, before = launches[aligned]
-            # The kernel's arguments, constants included.
-            launch(programs, 1, 1, stream_of(index), *before, px, py, *tail, aligned, *constants)
-
-        return run
+        grid, constants = self.programs * self.folds, tuple(one.values())
+        launch = UserLaunch(index, grid, kernels, touches_user, self.aligned, tail, constants)
+        self.user_kernel = launch.user
+        return launch.run
 
 
-class _Rows:
+class Rows:
     """The segment table's values (see triton_source). `aligned`: offsets into x and y keep 16 bytes."""
 
     def __init__(self, row: Row, signature: Signature, folds: list[FoldArgs], context: OpContext):
         self.row, self.context = row, context
-        self.places_at = row.wires_at + row.entry * max(len(f.wires) for f in folds)
-        self.size = self.places_at + max(1, *(len(f.places) for f in folds))
+        self.places_at = row.wires_at + row.entry * max((len(f.wires) for f in folds), default=0)
+        self.size = self.places_at + max(1, *(len(f.places) for f in folds), 1)
         self.flags = [1 + context.flag_names.index(name) for name in row.flags]
         itemsize = DTYPES[context.dtype].itemsize
         offsets = [p for f in folds for p in (*f.dense, *f.sinks, f.copy_to) if isinstance(p, int)]
@@ -211,7 +202,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("COCCL_CACHE") or Path.home() / ".cache" / "coccl_dsl") / "kernels"
 
 
-def _function(source: KernelSource) -> Any:
+def function_of(source: KernelSource) -> Any:
     """The jit function of a source: written to a file of its own and imported, once a process."""
     with _lock:
         if source.name not in _functions:
@@ -237,7 +228,7 @@ def _module(source: KernelSource) -> Any:
     return module
 
 
-def _compile(function: Any, variant: Any, make: Callable[[], Any]) -> Any:
+def compiled_once(function: Any, variant: Any, make: Callable[[], Any]) -> Any:
     """`make()` once for each variant of a function."""
     global compilations
     with _lock:

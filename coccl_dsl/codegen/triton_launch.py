@@ -9,6 +9,8 @@ import torch
 import triton
 from triton.runtime import driver
 
+from .launch import UserKernel
+
 
 class PinnedPointer:
     """A pinned host tensor as a kernel argument: under unified addressing its address is valid on the device, though Triton would refuse the
@@ -65,3 +67,44 @@ def frozen(
         run(grid, 1, 1, stream_of(index), *rest)
 
     return launch
+
+
+class UserLaunch:
+    """Launches of a kernel whose arguments are the addresses of x and y, fixed ones, and constants, of which ALIGNED is the first.
+
+    kernels  compiled: aligned -> kernel; the aligned one is for offsets and addresses that keep 16 bytes
+    user     what an update of a captured node needs, or None for a kernel that touches neither x nor y
+    """
+
+    def __init__(
+        self,
+        index: int,
+        grid: int,
+        kernels: dict[bool, Any],
+        touches_user: bool,
+        offsets_aligned: bool,
+        tail: tuple[Any, ...],
+        constants: tuple[Any, ...] = (),
+    ):
+        launches: dict[bool, tuple[Any, ...]] = {}
+        variants: dict[bool, tuple[int, int]] = {}
+        for aligned, kernel in kernels.items():
+            launch, own = launcher(kernel)
+            # No launch metadata and no hooks.
+            launches[aligned] = launch, (kernel.function, *own, kernel.packed_metadata, None, None, None)
+            variants[aligned] = kernel.function, kernel.metadata.shared
+        self.user = UserKernel(variants, offsets_aligned) if touches_user else None
+        active: Any = driver.active
+        stream_of, current_device = active.get_current_stream, torch.cuda.current_device
+
+        def run(x: torch.Tensor, y: torch.Tensor) -> None:
+            if current_device() != index:
+                with torch.cuda.device(index):
+                    return run(x, y)
+            px, py = x.data_ptr(), y.data_ptr()
+            aligned = not touches_user or (offsets_aligned and (px | py) & 15 == 0)
+            launch, before = launches[aligned]
+            # The kernel's arguments, constants included.
+            launch(grid, 1, 1, stream_of(index), *before, px, py, *tail, aligned, *constants)
+
+        self.run = run

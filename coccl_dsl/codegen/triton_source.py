@@ -28,6 +28,7 @@ A codec that has fields a frame is closed by one program a frame, which then hol
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..plan.ops import Signature
@@ -173,9 +174,14 @@ def kernel_source(signature: Signature, dtype: str, codecs: dict[str, Codec], fa
     Raises NotImplementedError, naming the operation, where a codec uses one that cannot be generated.
     """
     shape = tiling(signature, codecs)
-    text = _Kernel(signature, codecs, factor, shape).text()
+    text = _Kernel(signature, codecs, factor, shape).text(_Kernel._entry)
     name = f"fold_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return KernelSource(name, text.replace("FOLD", name), shape)
+
+
+def parts_of(signature: Signature, codecs: dict[str, Codec], factor: bool, shape: Tiling) -> str:
+    """The functions of a signature, for a kernel that runs several: FOLD_span does a program's tiles of one row."""
+    return _Kernel(signature, codecs, factor, shape).text(_Kernel._span)
 
 
 def _owned(codec: Codec | None) -> int:
@@ -224,11 +230,11 @@ class _Kernel:
         self.words = reads_words(signature, codecs, factor)
         self.o = _Lines()
 
-    def text(self) -> str:
+    def text(self, end: Callable[[_Kernel], None]) -> str:
         if self.opened is not None:
             self._open(self.opened)
         self._tile()
-        self._entry()
+        end(self)
         return self.o.text()
 
     # ------------------------------------------------------------ opening a wire
@@ -533,6 +539,26 @@ class _Kernel:
             o.add("memory.store_flat(sink, result, left, FULL)")
 
     # ------------------------------------------------------------ the kernel
+
+    def _span(self) -> None:
+        o = self.o
+        arguments = ", ".join(a for a in ARGUMENTS if a not in ("table", "folds", "row_size"))
+        constants = ", ".join(VARIANTS)
+        o.add(
+            "@triton.jit",
+            f"def FOLD_span(row, program, step, {arguments}, {_CONSTANTS}, TILE: tl.constexpr, SMALL: tl.constexpr):",
+        )
+        o.depth += 1
+        o.add("length = tl.load(row)", "if COPIES:", "    if tl.load(row + 4) < 0:")
+        o.add("        source = memory.element(x, tl.load(row + 5), ALIGNED)")
+        o.add("        target = memory.element(y, tl.load(row + places_at), ALIGNED)")
+        o.add("        memory.copy(source, target, length, program, step, TILE)", "        length = length - length")
+        o.add("whole = length // TILE", "while program < whole:")
+        o.add(f"    FOLD_tile(row, program * TILE, length, {arguments}, {constants}, TILE, True)")
+        o.add("    program += step", "first = whole * TILE + (program - whole) * SMALL", "while first < length:")
+        o.add(f"    FOLD_tile(row, first, length, {arguments}, {constants}, SMALL, False)", "    first += step * SMALL")
+        o.depth -= 1
+        o.add("", "")
 
     def _entry(self) -> None:
         o = self.o

@@ -6,7 +6,7 @@ runs in passes, one after the other, over the same places. Borders are set by th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..wire.codec import FRAME, TYPES, Codec
 from ..wire.layout import align, frame_count, wire_bytes
@@ -45,6 +45,13 @@ def lay_out(plan: Plan, raw: Codec, capacity: int, depth: int, min_bytes: int = 
         if longest <= FRAME * depth * passes:
             raise ValueError(f"`{plan.name}` needs {made.size} bytes of wire memory, there are {limit}")
         passes *= 2
+
+
+def doubled(layout: Layout) -> Layout:
+    """The same places twice: calls take them in turn, and offsets[1] are those of odd calls."""
+    assert layout.pieces == 1
+    odd = tuple(at + layout.size for at in layout.offsets[0])
+    return replace(layout, offsets=(*layout.offsets, odd), size=2 * layout.size)
 
 
 def _placed(plan: Plan, raw: Codec, largest: dict[int, int], depth: int, passes: int, min_bytes: int) -> Layout:
@@ -89,9 +96,9 @@ def passes_of(layout: Layout, made: Cut, uneven: bool) -> int:
 
 
 def incoming(plan: Plan, layout: Layout) -> list[list[tuple[int, int, list[int]]]]:
-    """Where mapped peers store: for each slice, (source, level, offsets in the arena) of each level of each source."""
+    """Where mapped peers store: for each slice, or even and odd calls, (source, level, offsets in the arena) of each level of each source."""
     table = []
-    for k in range(layout.depth):
+    for k in range(len(layout.offsets)):
         rows: dict[tuple[int, int], list[int]] = {}
         for step in plan.steps:
             if isinstance(step, Exchange):

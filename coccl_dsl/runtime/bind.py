@@ -19,10 +19,12 @@ import torch.distributed as dist
 
 from ..codegen.eager import EagerBackend
 from ..codegen.launch import Backend
+from ..codegen.one_launch_source import PROGRAMS
 from ..pipeline import World, op_factor, raw_codec
 from ..plan.calibration import Verdict
 from ..plan.cut import cut
-from ..plan.memory import Layout, lay_out
+from ..plan.memory import Layout, doubled, lay_out
+from ..plan.one_launch import unshared
 from ..plan.ops import Plan
 from ..wire.layout import bits_per_value
 from .agreement import Meeting
@@ -30,6 +32,7 @@ from .dtypes import dtype_name
 from .errors import BindError
 from .executor import Executor
 from .measured import agree_on_table, host_text
+from .one_launch import OneLaunchCalls, calls_of, in_one_launch, read_by
 from .op import LocalGroup, LocalOp, Op, Settings, Turn
 from .simulate import world_of
 from .transports.base import Transport
@@ -69,6 +72,7 @@ def settings_of(collective: Collective, like: torch.Tensor, world: int, options:
         "min_bytes": 0,
         "arena_bytes": None,
         "graphs": True,
+        "one_launch": None,
     }
     declared = set(collective.program(dtype_name(like.dtype)).codecs)
     compressors = {}
@@ -89,6 +93,8 @@ def settings_of(collective: Collective, like: torch.Tensor, world: int, options:
         raise BindError(f"transport={asked['transport']!r} is not one of {', '.join(TRANSPORTS)}")
     if asked["backend"] not in ("auto", "eager", "triton"):
         raise BindError(f"backend={asked['backend']!r} is not one of auto, eager, triton")
+    if asked["one_launch"] not in (None, True, False):
+        raise BindError(f"one_launch={asked['one_launch']!r} is not None, True or False")
     depth = asked["depth"]
     if depth is not None and (not isinstance(depth, int) or not 1 <= depth <= 64):
         raise BindError(f"depth={depth!r}: 1 to 64 slices")
@@ -110,6 +116,7 @@ def settings_of(collective: Collective, like: torch.Tensor, world: int, options:
         _min_bytes(collective, asked, dtype_name(like.dtype), compressors),
         asked["arena_bytes"],
         bool(asked["graphs"]),
+        asked["one_launch"],
     )
 
 
@@ -180,6 +187,8 @@ def _fingerprint(collective: Collective, s: Settings, world: World, dtype: str, 
         "slices": str(s.depth),
         "transport": s.transport,
         "graphs": str(s.graphs),
+        "backend": s.backend,
+        "one_launch": str(s.one_launch),
         "plan": digest(plan_text),
     }
 
@@ -352,12 +361,13 @@ def _as_measured(
 
 @dataclass
 class Wiring:
-    """What an op's wires move through: `memory` where peers' memory is mapped, `transport` to other ranks (it makes one, of a name for
-    diagnostics and a number of slices). hosts: of each rank, where peers' memory is mapped on some only. arena gives local wire memory of so
-    many bytes; turn orders the ops that share it. collectives: levels that are all-gathers are issued as such."""
+    """What an op's wires move through: `memory` where peers' memory is mapped (given how many counters each peer has at a level of a slice),
+    `transport` to other ranks (it makes one, of a name for diagnostics and a number of slices). hosts: of each rank, where peers' memory is
+    mapped on some only. arena gives local wire memory of so many bytes; turn orders the ops that share it. collectives: levels that are
+    all-gathers are issued as such."""
 
     transport: Callable[[str, int], Transport] | None = None
-    memory: Callable[[Plan, Layout], Mapped] | None = None
+    memory: Callable[[Plan, Layout, int], Mapped] | None = None
     arena: Callable[[int], torch.Tensor] | None = None
     turn: Turn | None = None
     hosts: tuple[str, ...] | None = None
@@ -379,7 +389,9 @@ def assemble(
     name = dtype_name(dtype)
     what = f"`{collective.name}` on rank {rank}"
     backend = backend_for(collective, device, s.backend)
+    calls: OneLaunchCalls | None = None
     if wiring.memory is not None:
+        from ..codegen.triton_backend import TritonBackend
         from .transports.symm import SymmTransport
 
         plans = collective.mapped_plans(
@@ -387,24 +399,32 @@ def assemble(
         )
         whole = cut(plans[0], _whole(plans[0], s.capacity))
         # Of one plan, as all ranks need the same number of slices.
-        best = tuned(plans[0], max(whole.input_count, whole.output_count) * dtype.itemsize, s.depth)
+        size = max(whole.input_count, whole.output_count) * dtype.itemsize
+        best = tuned(plans[0], size, s.depth)
+        read = max(read_by(p, cut(p, s.capacity).lengths, dtype.itemsize) for p in plans)
+        one = in_one_launch(plans, s.one_launch, read, _beside_one_launch(s, wiring, backend, best.depth))
+        if one:
+            plans = [unshared(p) for p in plans]
         raw = raw_codec(name)
         layouts = [lay_out(p, raw, s.capacity, best.depth, s.min_bytes, s.arena_bytes) for p in plans]
+        if one:
+            layouts = [doubled(layout) for layout in layouts]
         plan = plans[rank]
-        memory = wiring.memory(plan, layouts[rank])
+        memory = wiring.memory(plan, layouts[rank], PROGRAMS if one else 1)
         reuses = any(p.credits is not None and (p.credits.awaits or p.credits.grants) for p in plans)
-        transport: Transport = SymmTransport(
-            memory,
-            what,
-            plan,
-            best.depth,
-            reuses,
-            wiring.transport(what, best.depth) if wiring.transport is not None else None,
-        )
+        inner = wiring.transport(what, best.depth) if wiring.transport is not None else None
+        mapped = SymmTransport(memory, what, plan, best.depth, reuses, inner)
+        if one:
+            assert isinstance(backend, TritonBackend)
+            longest = max(n for layout in layouts for n in layout.largest.values())
+            calls = calls_of(backend, mapped, plans, rank, longest)
+        transport: Transport = mapped
         arena = memory.arena
         arenas = memory.arenas
     else:
         assert wiring.transport is not None
+        if s.one_launch:
+            raise BindError("one_launch=True needs transport symm")
         plan = collective.plan(
             world,
             rank,
@@ -428,6 +448,7 @@ def assemble(
         best.far_programs,
         s.min_bytes,
         s.arena_bytes,
+        calls,
     )
     if arenas:
         executor.connect(arenas, {r: (plans[r], layouts[r]) for r in arenas})
@@ -436,6 +457,18 @@ def assemble(
         if s.min_bytes:  # a call may have pairs of both sorts, and nothing is compiled after bind
             executor.prepare(min(plan.world, _whole(plan, s.capacity)))
     return Op(collective, world, rank, plan, executor, transport, s, device, dtype, note, wiring.turn)
+
+
+def _beside_one_launch(s: Settings, wiring: Wiring, backend: Backend, depth: int) -> str:
+    """What of an op's settings keeps its calls from being one launch each, or ""."""
+    if wiring.turn is not None:
+        return "the op shares its wire memory with others"
+    if isinstance(backend, EagerBackend):
+        return "its kernels are torch's"
+    for name in ("min_bytes", "arena_bytes"):
+        if getattr(s, name):
+            return f"{name} is given"
+    return f"it runs in {depth} slices" if depth > 1 else ""
 
 
 def _whole(plan: Plan, capacity: int) -> int:
@@ -453,8 +486,9 @@ def _wiring(group: dist.ProcessGroup, device: torch.device, chosen: Chosen, meet
     if name.startswith("symm"):
         from .transports.symm import Mapped
 
-        def memory(plan: Plan, layout: Layout) -> Mapped:
-            made = Mapped(group, device, max(plan.levels, 1), layout.depth, meeting.timeout, chosen.hosts)
+        def memory(plan: Plan, layout: Layout, counters: int) -> Mapped:
+            levels = max(plan.levels, 1) * counters
+            made = Mapped(group, device, levels, layout.depth, meeting.timeout, chosen.hosts)
             made.reserve(layout.size)
             made.open(meeting)
             return made

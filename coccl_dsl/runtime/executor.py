@@ -12,14 +12,16 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..codegen.launch import Backend, FoldArgs, OpContext, Place, Prepared, StatePlaces
+from ..codegen.one_launch_source import Folds, Meet
 from ..pipeline import raw_codec
 from ..plan.cut import Cut, Piece, cut, piece
-from ..plan.memory import Layout, incoming, lay_out, passes_of
+from ..plan.memory import Layout, doubled, incoming, lay_out, passes_of
 from ..plan.ops import Commit, Copy, Dense, Exchange, Fold, Launch, Plan, Remote, StateRef, Transfer
 from ..wire.codec import Codec
 from ..wire.layout import align, live_elements, wire_bytes
 from .dtypes import TORCH
 from .errors import CollectiveError
+from .one_launch import OneLaunchCalls, variant_of
 
 # Counts whose tables are kept. A captured graph keeps the tables that it uses (see Executor.held).
 MAX_PREPARED = 256
@@ -95,13 +97,18 @@ class Executor:
         far_programs: int | None = None,
         min_bytes: int = 0,
         limit: int | None = None,
+        one_launch: OneLaunchCalls | None = None,
     ):
         """memory: gives the arena, of at least so many bytes. far_programs: launches that store into a peer's memory run as at most so many
         programs (see `tuning`). min_bytes: chunks that take fewer bytes in the tensor's dtype go raw; both ends of a message see that from
-        the chunk's length alone, which they both know. limit: bytes of wire memory; calls that need more run in passes."""
+        the chunk's length alone, which they both know. limit: bytes of wire memory; calls that need more run in passes. one_launch: calls are
+        one kernel each, over mapped memory."""
         self.plan, self.backend, self.device, self.capacity, self.depth = plan, backend, device, capacity, depth
         self.min_bytes, self.raw = min_bytes, raw_codec(plan.dtype)
         self.layout = lay_out(plan, self.raw, capacity, depth, min_bytes, limit)
+        self.one_launch = one_launch
+        if one_launch is not None:
+            self.layout = doubled(self.layout)
         self.flag_names = tuple(sorted({f for c in plan.codecs.values() for f in c.flags}))
         self.rng = torch.tensor([seed, 0], dtype=torch.int64, device=device)
         self.version = torch.zeros(1, dtype=torch.int32, device=device)
@@ -187,14 +194,18 @@ class Executor:
         codecs = {n: (c.first or c) if first else c for n, c in self.plan.codecs.items()}
         context = OpContext(self.plan.dtype, self.factor, codecs, self.rng, self.version, self.flags, self.flag_names)
         plain = replace(context, codecs=dict.fromkeys(codecs, self.raw))
-        number = passes_of(self.layout, made, uneven=splits is not None)
-        passes = [
-            [
-                self._slice(_Part(made, k, p * self.depth + k, self.depth * number), context, plain)
-                for k in range(self.depth)
+        passes: list[list[list[Prepared | ExchangeCall]]]
+        if self.one_launch is not None:
+            passes = [[[self._call(self.one_launch, made, context)]]]
+        else:
+            number = passes_of(self.layout, made, uneven=splits is not None)
+            passes = [
+                [
+                    self._slice(_Part(made, k, p * self.depth + k, self.depth * number), context, plain)
+                    for k in range(self.depth)
+                ]
+                for p in range(number)
             ]
-            for p in range(number)
-        ]
         copies = [
             (made.inputs[i], made.outputs[o], made.lengths[self.plan.buffers.outputs[o]])
             for step in self.plan.steps
@@ -219,6 +230,22 @@ class Executor:
             elif isinstance(step, Exchange):
                 steps.append(self._exchange(step, part, context.codecs))
         return steps
+
+    def _call(self, one: OneLaunchCalls, made: Cut, context: OpContext) -> Prepared:
+        """All steps in one launch. A wire has the place of slice 0 in even calls, that of slice 1 in odd ones."""
+        even, odd = (_Part(made, k, 0, 1) for k in (0, 1))
+        steps: list[Folds | Meet] = []
+        for step in self.plan.steps:
+            if isinstance(step, Exchange):
+                steps.append(one.meets[step.level])
+            elif isinstance(step, Launch):
+                both = [
+                    [a for f in step.folds if (a := self._fold(f, part, context.codecs)) is not None]
+                    + self._copied(step, part)
+                    for part in (even, odd)
+                ]
+                steps.append(Folds(variant_of(step), *both))
+        return one.backend.prepare_call(steps, context, one.control, one.signatures, one.longest)
 
     def _place(self, slot: int, k: int) -> Place:
         return Place(self.arena, self.layout.offsets[k][slot])

@@ -53,6 +53,7 @@ class Settings:
     min_bytes: int = 0
     arena_bytes: int | None = None
     graphs: bool = True
+    one_launch: bool | None = None
 
 
 class Turn:

@@ -145,7 +145,7 @@ class Session:
                 lambda what, _: TorchTransport(self.group, self.device, what), arena=self._arena, turn=self.turn
             )
 
-        def shared(plan: Plan, layout: Layout) -> Mapped:
+        def shared(plan: Plan, layout: Layout, counters: int) -> Mapped:
             return memory
 
         return Wiring(memory=shared, turn=self.turn)

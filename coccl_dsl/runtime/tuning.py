@@ -17,6 +17,9 @@ MIB = 1 << 20
 SLICED_FROM = 64 * MIB
 ONE_LEVEL_FROM = 128 * MIB
 FAR_PROGRAMS = 528
+# Calls whose Folds read at most so many bytes, wires counted as what they open to, are one launch each: its 16 programs are slower than a
+# whole GPU, and starting kernels takes longer than that up to about here: one_shot of 512 KiB, two_shot of 768 KiB between two ranks.
+ONE_LAUNCH_TO = 1536 << 10
 
 
 @dataclass(frozen=True)

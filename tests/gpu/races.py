@@ -1,8 +1,10 @@
 """Race tests of the symm transport: random sleeps before every kernel, drained wires overwritten, no host synchronisation for 200 calls.
 
-Each argument is PLAN[+PLAN...][*][/DEPTH][@ARENA][!WAIT]. *: the ops replay graphs of their own, whose sleeps are those of the captured call,
+Each argument is PLAN[+PLAN...][*|^][/DEPTH][@ARENA][!WAIT]. ^: calls are one launch each, whose programs sleep up to 0.1 ms before and after
+every exchange. *: the ops replay graphs of their own, whose sleeps are those of the captured call,
 beside random ones between calls. @ARENA: the ops share a session's arena of so many KiB, and run in passes where it is
-small. With `!level:K`, `!credits` or `!turns` (of a shared arena) that wait is removed, and results must then be wrong.
+small. With `!level:K`, `!credits` or `!turns` (of a shared arena; with ^ the two places of a wire become one) that wait is removed, and results
+must then be wrong.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
+import triton
+import triton.language as tl
 from workers import bits, inputs, mesh_for, start
 
 from coccl_dsl import simulate
+from coccl_dsl.codegen import signals
 from coccl_dsl.codegen.signals import sleep
 from coccl_dsl.pipeline import load
 from coccl_dsl.plan.ops import Credits, Exchange, Launch
@@ -25,6 +31,23 @@ from coccl_dsl.runtime.session import open_session
 
 CALLS = 200
 LONGEST_NS = 2_000_000
+_now, _meet = signals._now, signals.meet
+
+
+@triton.jit
+def _nap(program):
+    start = _now()
+    end = start + (start // 32 * 7919 + program * 104729) % 100000
+    now = _now()
+    while now < end:
+        now = _now()
+
+
+@triton.jit
+def sleepy_meet(rows, told, waits, level, program, turn, status, number, deadline_ms, PEERS: tl.constexpr):
+    _nap(program)
+    _meet(rows, told, waits, level, program, turn, status, number, deadline_ms, PEERS)
+    _nap(program)
 
 
 class Chaos:
@@ -62,6 +85,14 @@ class Chaos:
 
     def _wrap(self, steps, k: int):
         plan = self.executor.plan
+        if self.executor.one_launch is not None:
+            received = {w for s in plan.steps if isinstance(s, Exchange) for t in s.recvs for w in t.wires}
+
+            def poison() -> None:
+                for w in received:
+                    self._bytes(w, self.executor.calls % 2).fill_(0xFF)
+
+            return [_Beside(self.pause), *steps, _Beside(poison)]
         last: dict[int, int] = {}
         direct: set[int] = set()
         for at, step in enumerate(plan.steps):
@@ -86,12 +117,9 @@ class Chaos:
 
     def _bytes(self, wire: int, k: int) -> torch.Tensor:
         slot, offsets = self.executor.plan.wires[wire].slot, self.executor.layout.offsets[k]
-        end = min(
-            (o for o in offsets if o > offsets[slot]),
-            default=self.executor.layout.size
-            if k + 1 == self.executor.depth
-            else self.executor.layout.offsets[k + 1][0],
-        )
+        rows = self.executor.layout.offsets
+        after = self.executor.layout.size if k + 1 == len(rows) or rows[k + 1] is rows[k] else rows[k + 1][0]
+        end = min((o for o in offsets if o > offsets[slot]), default=after)
         return self.executor.arena[offsets[slot] : end]
 
 
@@ -111,6 +139,16 @@ class _Beside:
 def break_op(op, what: str) -> None:
     """Remove one wait, or the credits, on purpose."""
     transport = op.transport
+    one = op._executor.one_launch
+    if one is not None and what == "turns":
+        layout, remote = op._executor.layout, op._executor.remote
+        op._executor.layout = replace(layout, offsets=(layout.offsets[0],) * 2, size=layout.size // 2)
+        remote |= {(1, where): place for (k, where), place in remote.items() if k == 0}
+        return
+    if one is not None:
+        level = int(what.removeprefix("level:"))
+        one.meets[level] = replace(one.meets[level], waits=0)
+        return
     if what == "turns":
         begin, transport.reuses = transport.begin, False
 
@@ -139,7 +177,9 @@ def break_op(op, what: str) -> None:
     transport._signal = without
 
 
-def prepared_cases(names: list[str], n: int, device: torch.device, depth: int, arena: int, broken: str, graphs: bool):
+def prepared_cases(
+    names: list[str], n: int, device: torch.device, depth: int, arena: int, broken: str, graphs: bool, one: bool
+):
     cases = []
     session = open_session(dist.group.WORLD, device, arena_bytes=arena << 10, transport="symm") if arena else None
     for i, name in enumerate(names):
@@ -152,7 +192,8 @@ def prepared_cases(names: list[str], n: int, device: torch.device, depth: int, a
         if session is not None:
             op = session.bind(c, dtype=torch.bfloat16, capacity=count, mesh=mesh, depth=depth, compressors=bound)
         else:
-            op = c.bind(like=xs[0][0], mesh=mesh, transport="symm", depth=depth, graphs=graphs, **bound)
+            options = {"depth": depth, "graphs": graphs, "one_launch": one}
+            op = c.bind(like=xs[0][0], mesh=mesh, transport="symm", **options, **bound)
         if broken:
             break_op(op, broken)
         chaos = Chaos(op, 1000 * dist.get_rank() + i)
@@ -160,9 +201,11 @@ def prepared_cases(names: list[str], n: int, device: torch.device, depth: int, a
     return cases
 
 
-def run(names: list[str], calls: int, depth: int, arena: int, broken: str, device: torch.device, graphs: bool) -> int:
+def run(
+    names: list[str], calls: int, depth: int, arena: int, broken: str, device: torch.device, graphs: bool, one: bool
+) -> int:
     """Number of wrong outputs of all ranks; the ops are called in turn."""
-    cases = prepared_cases(names, dist.get_world_size(), device, depth, arena, broken, graphs)
+    cases = prepared_cases(names, dist.get_world_size(), device, depth, arena, broken, graphs, one)
     for _, op, xs, _ in cases:
         op(xs[0])
     torch.cuda.synchronize()
@@ -194,9 +237,10 @@ def main() -> None:
         rest, _, broken = spec.partition("!")
         rest, _, arena = rest.partition("@")
         plans, _, depth = rest.partition("/")
-        graphs, plans = "*" in plans, plans.replace("*", "")
+        graphs, one, plans = "*" in plans, "^" in plans, plans.strip("*^")
+        signals.meet = sleepy_meet
         began = time.perf_counter()
-        wrong = run(plans.split("+"), a.calls, int(depth or 1), int(arena or 0), broken, device, graphs)
+        wrong = run(plans.split("+"), a.calls, int(depth or 1), int(arena or 0), broken, device, graphs, one)
         if bool(wrong) != bool(broken):
             failed.append(spec)
         if dist.get_rank() == 0:

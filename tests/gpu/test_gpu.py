@@ -10,6 +10,7 @@ import workers
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, this machine has none")
 SHARED_GPU = torch.cuda.device_count() < 2
 PLANS = ["two_shot", "ring", "reduce_scatter_direct", "all_gather_direct", "all_to_all_direct", "one_shot", "send_recv"]
+ONE_LAUNCH = ["two_shot", "one_shot", "all_gather_direct", "reduce_scatter_direct", "all_to_all_direct"]
 BREAKS = [
     "two_shot!level:0",
     "two_shot!level:1",
@@ -24,6 +25,11 @@ BREAKS = [
     "send_recv!credits",
     "two_shot+all_gather_direct+ring@4096!turns",
     "reduce_scatter_direct@4096!turns",
+    "two_shot^!level:0",
+    "two_shot^!level:1",
+    "one_shot^!level:0",
+    "one_shot^!turns",
+    "reduce_scatter_direct^!turns",
 ]
 SHARED = "two_shot+all_gather_direct+reduce_scatter_direct+ring+all_to_all_direct"
 
@@ -144,8 +150,16 @@ def test_random_delays_with_graphs_of_the_ops():
     )
 
 
+def test_random_delays_in_calls_of_one_launch():
+    print(workers.launch("races.py", 2, *(f"{p}^" for p in ONE_LAUNCH), "+".join(ONE_LAUNCH) + "^", timeout=300))
+
+
 def test_random_delays_on_four_ranks():
-    print(workers.launch("races.py", 4, "two_shot", "all_gather_direct+ring", f"{SHARED}@200", "--calls", "60"))
+    print(
+        workers.launch(
+            "races.py", 4, "two_shot", "all_gather_direct+ring", f"{SHARED}@200", "two_shot+one_shot^", "--calls", "60"
+        )
+    )
 
 
 def test_every_wait_and_credit_is_needed():

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...codegen.one_launch_source import PROGRAMS, Control
 from ...plan.ops import Plan
 from ..agreement import Meeting
 from ..errors import CollectiveError, CollectiveTimeout
@@ -160,6 +161,7 @@ class SymmTransport:
             self.no_graphs = "some of its messages go over another transport"
         self.number = 0
         self.tables: list[torch.Tensor] = []
+        self.one_launch = False
 
     def describe(self) -> str:
         waits = (
@@ -167,8 +169,33 @@ class SymmTransport:
             if self.memory.shared
             else f"credits awaited from {list(self.credits.awaits) or 'nobody'}"
         )
+        if self.one_launch:
+            waits = f"calls are one launch each, of {PROGRAMS} programs"
         text = f"symm (mapped memory of {len(self.memory.near)} ranks; {waits})"
         return text + (f"; other peers over {self.inner.name}" if self.inner is not None else "")
+
+    # ------------------------------------------------------------ calls of one launch
+
+    def rows(self, level: int, signals: tuple[int, ...], waits: tuple[int, ...]) -> torch.Tensor:
+        """The table of an exchange inside a kernel (signals.meet). Counters are one a level, source and program."""
+        m = self.memory
+
+        def counter(owner: int, source: int) -> int:
+            block = m.block if owner == m.rank else m.blocks[owner]
+            return block.data_ptr() + 4 * (level * m.world + source) * PROGRAMS
+
+        rows = []
+        for i in range(max(len(signals), len(waits), 1)):
+            signal = counter(signals[i], m.rank) if i < len(signals) else 0
+            wait, peer = (counter(m.rank, waits[i]), waits[i]) if i < len(waits) else (0, m.rank)
+            rows.append((signal, wait, peer))
+        return torch.tensor(rows, dtype=torch.int64, device=m.device)
+
+    def control(self) -> Control:
+        """Of the op's kernels, which begin, wait and end by themselves."""
+        m = self.memory
+        self.one_launch = True
+        return Control(m.passed[:PROGRAMS], m.status, self.number, max(1, m.deadline // 1_000_000))
 
     # ------------------------------------------------------------ calls
 
