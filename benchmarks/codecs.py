@@ -76,6 +76,10 @@ def main() -> int:
     print(f"copy of {o.mib:g} MiB: {rate * 1e-3:.0f} GB/s read and written", flush=True)
     print(f"{'compressor':<22} {'dtype':<5} {'form':<15} {'bits':>7} {'us':>9} {'GB/s':>7} {'share':>7}  bar")
     rows, wrong, below = [], 0, 0
+    from coccl_dsl.cli.bench import provenance
+
+    head = provenance(f"python benchmarks/codecs.py {' '.join(sys.argv[1:])}")
+    head |= {"mib": o.mib, "copy_gb_s": rate * 1e-3}
     for text, dtype in jobs:
         for row in codecs.measure(text, dtype, size, rate, backend, device, sets=o.sets, repeats=o.repeats):
             rows.append(row)
@@ -88,15 +92,11 @@ def main() -> int:
                 f"{text:<22} {dtype:<5} {row.form:<15} {row.bits:7.3f} {row.us:9.1f} {rate_of:7.0f} {row.share:7.1%}  {bar}{note}",
                 flush=True,
             )
+        if o.json:  # what is known so far, should the time run out
+            o.json.parent.mkdir(parents=True, exist_ok=True)
+            document = head | {"complete": (text, dtype) == jobs[-1], "rows": [r.json() for r in rows]}
+            o.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"{len(rows)} rows, {wrong} with wrong bits, {below} below their bar; {time.perf_counter() - began:.0f} s")
-    if o.json:
-        from coccl_dsl.cli.bench import provenance
-
-        head = provenance(f"python benchmarks/codecs.py {' '.join(sys.argv[1:])}")
-        made = {**head, "mib": o.mib, "copy_gb_s": rate * 1e-3, "rows": [r.json() for r in rows]}
-        text = json.dumps(made, indent=1)
-        o.json.parent.mkdir(parents=True, exist_ok=True)
-        o.json.write_text(text + "\n", encoding="utf-8")
     return 1 if wrong else 0
 
 

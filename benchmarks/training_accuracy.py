@@ -131,6 +131,8 @@ def run(name: str, settings: dict[str, Any], result: Path, seconds: float) -> di
     if end["replicas_differ"]:
         raise RuntimeError(f"replicas differ: {', '.join(end['replicas_differ'][:5])}")
     raw, sent = (sum(row[key] for row in end["bytes"]) for key in ("raw_bytes", "sent_bytes"))
+    if name != "off" and not sent < 0.9 * raw:
+        raise RuntimeError(f"nothing was compressed: {'; '.join(end['native']) or 'no rule fits a call'}")
     return {
         "policy": policy.read_text(),
         "validation_loss": end["validation_loss"],

@@ -31,7 +31,7 @@ from three_d.models import MODELS, Stage, config_of, flops_a_token  # noqa: E402
 from three_d.parallel import DTYPES, Steps, build, by_mesh, clip, replicas_differ  # noqa: E402
 from three_d.saving import Checkpoint  # noqa: E402
 from three_d.text import Text  # noqa: E402
-from three_d.told import Told, bytes_a_dimension, table_of  # noqa: E402
+from three_d.told import Told, bytes_a_dimension, table_of, why_native  # noqa: E402
 
 import coccl_dsl  # noqa: E402
 from coccl_dsl.diagnostics import CompileError  # noqa: E402
@@ -283,12 +283,15 @@ class Run:
                 told.note("end", **final)
                 return final
             final |= {"validation_loss": self.validation(), "bytes": bytes_a_dimension(), "weights": self.digest()}
+            final["native"] = why_native()
             if o.check_replicas:
                 final["replicas_differ"] = self.replicas()
             told.note("end", **final)
             told.line(f"validation loss {final['validation_loss']:.4f}")
             if final["bytes"]:
                 told.bar.console.print(table_of(final["bytes"]))  # pyright: ignore
+            elif o.policy is not None and not o.no_compression:
+                told.line(f"nothing was compressed: {'; '.join(final['native']) or 'no rule fits a call'}")  # pyright: ignore
         return final
 
     def validates(self, done: int, end: int) -> bool:

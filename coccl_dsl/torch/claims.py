@@ -128,19 +128,35 @@ class _Claims:
         self.patches.wrap(module.DistributedDataParallel, "__init__", make)
         rule = self.groups.policy.rule_of("dp", "all_reduce")
         if rule is not None and rule.stateful:
-            for name in ("register_comm_hook", "_register_builtin_comm_hook"):
-                self.patches.wrap(module.DistributedDataParallel, name, self._hooked)
+            self.patches.wrap(module.DistributedDataParallel, "register_comm_hook", self._hooked)
+            self.patches.wrap(module.DistributedDataParallel, "_register_builtin_comm_hook", self._built_in)
             self.patches.wrap(module.DistributedDataParallel, "forward", self._with_hook(rule))
 
     def _hooked(self, native):
-        def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+        """torch's hooks that only average, in the gradients' or a narrower dtype, give way to ours; others are left alone."""
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as known
+
+        averaging = (known.allreduce_hook, known.bf16_compress_hook, known.fp16_compress_hook)
+
+        def call(model: Any, state: Any, hook: Any) -> Any:
+            if hook in averaging and (state or dist.group.WORLD) == model.process_group:
+                model._check_comm_hook(hook)
+                return None
             model.coccl_dsl_hooked = True
-            return native(model, *args, **kwargs)
+            return native(model, state, hook)
+
+        return call
+
+    def _built_in(self, native):
+        """Both of torch's only average."""
+
+        def call(model: Any, comm_hook_type: Any) -> None:
+            pass
 
         return call
 
     def _with_hook(self, rule: Rule):
-        """A compressor with a state becomes DDP's hook, which knows the parameters, at the first forward, unless the user has one by then."""
+        """A compressor with a state becomes DDP's hook, which knows the parameters, at the first forward, unless the user has another by then."""
 
         def make(native):
             def call(model: Any, *args: Any, **kwargs: Any) -> Any:

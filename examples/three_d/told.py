@@ -71,6 +71,11 @@ def bytes_a_dimension() -> list[dict[str, Any]]:
     return [dict(zip(names, (*key, *values), strict=True)) for key, values in sorted(total.items()) if values[1]]
 
 
+def why_native() -> list[str]:
+    """What went through torch's own backend on this rank, and why."""
+    return [f"{n.role}.{n.op}: {n.reason}" for n in report().native]
+
+
 def table_of(rows: list[dict[str, Any]]) -> Table:
     table = Table("dimension", "op", "compressor", title="sent by all ranks", title_justify="left")
     for name in ("calls", "uncompressed MB", "sent MB", "ratio"):

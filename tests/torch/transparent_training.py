@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from transparent_cases import ALL, COUNT, DEVICE, case, close, everyones, mine, native, policy, ran, same, total
@@ -142,7 +143,22 @@ def stateful() -> None:
     def replicated() -> nn.Module:
         return DistributedDataParallel(mlp())
 
-    for make, op in ((replicated, "all_reduce"), (sharded, "reduce_scatter")):
+    def hooked(register: Callable[[DistributedDataParallel], None]) -> Callable[[], nn.Module]:
+        def made() -> nn.Module:
+            model = DistributedDataParallel(mlp())
+            register(model)
+            return model
+
+        return made
+
+    half = hooked(lambda m: m.register_comm_hook(None, default_hooks.fp16_compress_hook))
+    built_in = hooked(lambda m: m._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE))
+    own = hooked(lambda m: m.register_comm_hook(None, exact_hook))
+    with policy(text):
+        trained(own)
+        assert not ran("all_reduce") and native("all_reduce", "keeps a state"), "a hook of the user's is left alone"
+    replicas = (replicated, half, built_in)
+    for make, op in (*((make, "all_reduce") for make in replicas), (sharded, "reduce_scatter")):
         right = trained(make)
         with policy(text):
             got = trained(make)
@@ -178,6 +194,10 @@ def stateful() -> None:
                 again = gradients(model)
             alike_bits = all(torch.equal(_local(a), _local(b)) for a, b in zip(went_on, again, strict=True))
             assert alike_bits == loads, f"{make.__name__}: states loaded: {loads}, same bits: {alike_bits}"
+
+
+def exact_hook(state, bucket):  # torch reads annotations, which are text here
+    return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
 
 
 def _local(t: torch.Tensor) -> torch.Tensor:
