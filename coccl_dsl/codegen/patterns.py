@@ -10,6 +10,7 @@ from ..wire.codec import Codec, Node, walk
 
 # Types of scales that neither saturate nor lose precision near 0: (type, how, flush).
 _SAFE_SCALES = (("bf16", "up", True), ("f32", "up", True))
+_SAFE_LOWS = (("bf16", "down", True), ("f32", "down", True))
 
 
 def roots_of(codec: Codec) -> list[Node]:
@@ -27,7 +28,10 @@ def all_finite(node: Node) -> Node | None:
 
 
 def peak_of_clean(node: Node) -> tuple[Node, Node] | None:
-    """(bad, v) where the node is max(abs(select(bad, 0, v))) and bad says that v is not finite."""
+    """(bad, v) where the node is max(abs(clean)) or abs(at(clean, argmax(abs(clean)))), clean = select(bad, 0, v), and bad says that v is
+    not finite."""
+    if node.op == "abs":
+        return extreme_of(node.args[0])
     if node.op != "rmax" or node.args[0].op != "abs":
         return None
     clean = node.args[0].args[0]
@@ -138,6 +142,133 @@ def next_size(node: Node) -> tuple[Node, Node] | None:
     found = clean_of(clean)
     zeroed = zero.op == "const" and zero.value == 0.0
     return found if found is not None and zeroed and place_of_peak(at) == found else None
+
+
+def lone_place(node: Node) -> tuple[Node, Node] | None:
+    """(above, v) where the node is select(above, p, 0), perhaps masked, p the place of the largest magnitude of clean = select(bad, 0, v), and
+    above says that this one is larger than all others, by a factor of at least 1:
+
+        above = max(abs(clean)) > c * max(abs(put(clean, p, 0)))
+    """
+    if node.op == "and_bits" and node.args[1].op == "const" and node.args[0].op == "select":
+        place, mask = node.args[0].args[1], node.args[1].value
+        whole = mask & (mask + 1) == 0 and place.op == "argmax" and mask >= place.args[0].length - 1
+        return lone_place(node.args[0]) if whole else None
+    if node.op != "select" or node.args[0].op != "gt" or node.args[2].op != "const" or node.args[2].value != 0:
+        return None
+    above, found = node.args[0], place_of_peak(node.args[1])
+    size, bound = above.args
+    if bound.op != "mul" or bound.args[0].op != "const" or not 1.0 <= bound.args[0].value < math.inf:
+        return None
+    same = found is not None and peak_of_clean(size) == found and next_size(bound.args[1]) == found
+    return (above, found[1]) if found is not None and same else None
+
+
+def lone_swap(node: Node) -> tuple[Node, Node] | None:
+    """(above, v) where the node is `clean` with its first element and the one at i = lone_place swapped: put(put(clean, i, at(clean, 0)), 0,
+    at(clean, i))."""
+    if node.op != "put" or node.args[0].op != "put" or node.args[2].op != "at":
+        return None
+    (clean, place, first), zero, (v, at) = node.args[0].args, node.args[1], node.args[2].args
+    found = lone_place(place)
+    if found is None or v is not clean or at is not place or first.op != "at" or first.args[0] is not clean:
+        return None
+    known = clean_of(clean)
+    starts = all(i.op == "const" and i.value == 0 for i in (zero, first.args[1]))
+    return found if starts and known is not None and known[1] is found[1] else None
+
+
+def _taken(node: Node) -> bool:
+    """Whether all values of the node are some of select(bad, 0, v)."""
+    if node.op == "put":
+        return _taken(node.args[0]) and _taken(node.args[2])
+    return clean_of(node) is not None or (node.op == "at" and _taken(node.args[0]))
+
+
+def turned(node: Node) -> tuple[Node, float] | None:
+    """(v, c) where the node is hadamard(v * c), v are finite values, and c, a power of two, leaves no sum that overflows: all results are at
+    most half of float32's largest number."""
+    if node.op != "hadamard" or node.args[0].op != "mul" or node.args[0].args[1].op != "const":
+        return None
+    v, c = node.args[0].args[0], node.args[0].args[1].value
+    fits = node.attr[0] >= 4 and 0.0 < c * node.attr[0] <= 1.0 and math.frexp(c)[0] == 0.5
+    return (v, c) if fits and _taken(v) else None
+
+
+def turned_at_once(node: Node) -> tuple[Node, float] | None:
+    """`turned` where values of 16 bits may be scaled by c and by the transform's own factor at once: both are powers of two, and so small a
+    product loses no bit of such a value, nor of a sum of some, on the way to float32's least magnitude, 2^-149."""
+    found = turned(node)
+    size = node.attr[0] if found is not None else 0
+    if found is None or size.bit_length() % 2 == 0 or found[1] * size**-0.5 < 2.0**-16:
+        return None
+    return found
+
+
+def top_difference(node: Node) -> tuple[Node, Node, Node] | None:
+    """(bad, v, low) where the node is max(v) - low, low = down(min(v)), flushed, and v is `turned`: max(v - low) to what reads steps of it.
+
+    Only where low was flushed may all v - low be below 0: then a step is 0, whichever of them it is made from.
+    """
+    if node.op != "sub" or node.args[0].op != "rmax" or node.args[1].op != "round_to":
+        return None
+    v, low = node.args[0].args[0], node.args[1]
+    if low.attr not in _SAFE_LOWS or low.args[0].op != "rmin" or low.args[0].args[0] is not v or turned(v) is None:
+        return None
+    bad = zero_where_bad(v)
+    return (bad, v, low) if bad is not None else None
+
+
+def top_differences(codec: Codec) -> dict[int, tuple[Node, Node, Node]]:
+    """What `top_difference` says, by the id of the difference, where all that reads it are steps: see `step_of_span`."""
+    roots = roots_of(codec)
+    nodes = list(walk(roots))
+    products = {id(node.args[0]) for node in nodes if step_of_span(node) is not None}
+    stored = {id(root) for root in roots} | {
+        id(a) for n in nodes if step_of_span(n) is None for a in n.args if id(a) in products
+    }
+    found: dict[int, tuple[Node, Node, Node]] = {}
+    for node in nodes:
+        top = top_difference(node)
+        if top is not None and id(node) not in stored:
+            readers = [n for n in nodes if any(a is node for a in n.args)]
+            if all(id(n) in products and id(n) not in stored for n in readers):
+                found[id(node)] = top
+    return found
+
+
+def step_of_span(node: Node) -> tuple[Node, float] | None:
+    """(difference, c) where the node is up(difference * c), flushed, 0 < c <= 1, and the difference is top_difference's."""
+    if node.op != "round_to" or node.attr not in _SAFE_SCALES or node.args[0].op != "mul":
+        return None
+    difference, c = node.args[0].args
+    if c.op != "const" or not 0.0 < c.value <= 1.0 or top_difference(difference) is None:
+        return None
+    return difference, c.value
+
+
+def spanned(node: Node) -> bool:
+    """Whether what a `quantize` to 0 .. Q rounds is NaN or within -1 .. Q + 1/2: (v - low) / step with
+
+        low = down(min(v)),  step = select(bad, NaN, up((max(v) - low) / Q)),  v as `turned` has it
+
+    A step that was flushed is 1, and the values then are next to nothing. A low that was flushed is above what is 2^-126 below it at most,
+    and no step is less.
+    """
+    if node.op != "quantize" or len(node.args) != 3 or node.args[0].op != "mul" or node.args[1].value != 0:
+        return False
+    difference, inverse = node.args[0].args
+    scale = inverse.args[0] if inverse.op == "rcp" else node
+    if difference.op != "sub" or scale.op != "select" or scale.args[0].op != "eq" or scale.args[1].op != "const":
+        return False
+    step, (zero_step, zero) = scale.args[2], scale.args[0].args
+    if zero_step is not step or zero.op != "const" or zero.value != 0.0 or scale.args[1].value != 1.0:
+        return False
+    bad = nan_where_bad(step)
+    found = step_of_span(step.args[2]) if bad is not None and step.op == "select" else None
+    if found is None or found[1] != f32(1.0 / f32(node.args[2].value)):
+        return False
+    return top_difference(found[0]) == (bad, *difference.args)
 
 
 def either_of(node: Node, known: dict[tuple[int, int], Node]) -> tuple[Node, Node, Node] | None:

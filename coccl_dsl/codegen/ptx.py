@@ -100,6 +100,16 @@ def signs() -> str:
     return "\n".join(text)
 
 
+def clamped_codes(bits: int) -> str:
+    """PTX that packs codes that stand in the low halves of words, and are clamped to what `bits` hold, two at a time."""
+    half = 16 // bits
+    text = ["{", ".reg .b32 two, high;", f"mov.b32 high, {((1 << bits) - 1) * 0x10001};"]
+    for i in range(half):
+        text += [f"prmt.b32 two, ${1 + i}, ${1 + half + i}, 0x5410;", "min.relu.s16x2 two, two, high;"]
+        text.append(f"mad.lo.u32 $0, two, {1 << bits * i}, $0;" if i else "mov.b32 $0, two;")
+    return "\n".join([*text, "}"])
+
+
 def from_eight_bits(type: str) -> str:
     """PTX that widens four 8-bit floats, packed."""
     text = ["{", ".reg .b16 low, high, a, b, c, d;", ".reg .b32 two;", "mov.b32 {low, high}, $4;"]

@@ -20,12 +20,12 @@ compressor has are printed as one cheaper statement with the same bits:
 - select(bad, 0, v) is v where what it is multiplied with is NaN for bad groups, before it is rounded;
 - the first element of the largest magnitude is found by one minimum;
 - what is asked of the input as it came, its ends, the values next to them, their places, is asked of 16-bit values in pairs: triton_pairs.py;
-- codes within -Q .. Q of values times 1/scale, scale = up(max(abs) / Q), need no clamp: see `within`.
+- codes within -Q .. Q of values times 1/scale, scale = up(max(abs) / Q), need no clamp: see `within`; others one on two codes: `spanned`;
+- a magnitude that stands out is found and swapped to the front by masks, and scaled in a rotation's first step.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,6 +39,8 @@ from .patterns import (
     frame_peak,
     idle_cleanings,
     inverse_of_power,
+    lone_place,
+    lone_swap,
     nan_anyway,
     nan_where_bad,
     next_ends,
@@ -51,25 +53,15 @@ from .patterns import (
     power_of_two,
     roots_of,
     rounded_already,
+    spanned,
     spans,
+    top_differences,
+    turned_at_once,
     uncleaned,
     within,
     zeroed_late,
 )
-from .triton_names import CALLS, INFIX, NAMES, TAKEN
-
-
-def width(length: int) -> int:
-    """Columns of an array of `length` values: Triton's shapes are powers of two."""
-    return 1 << (length - 1).bit_length()
-
-
-def literal(v: float | int | bool) -> str:
-    if isinstance(v, float) and not math.isfinite(v):
-        return f'float("{v}")'
-    if isinstance(v, int) and not isinstance(v, bool):
-        return str((v + (1 << 31)) % (1 << 32) - (1 << 31))
-    return repr(v)
+from .triton_names import CALLS, DTYPES, INFIX, MINUS_INF, NAMES, PLUS_INF, SHORT, TAKEN, literal, width
 
 
 @dataclass
@@ -81,6 +73,7 @@ class Printer:
     words    variable that holds the input as it lies in memory (triton_pairs.py), where x is the input
 
     unrounded tells of arrays of short floats what they were rounded from, and to which type: their bits are made from that at once.
+    spanned tells of codes what they were rounded from, where their words are made from that at once.
     """
 
     codec: Codec
@@ -100,8 +93,11 @@ class Printer:
     _next_sizes: bool = False
     _extremes: dict[int, tuple[str, str]] = field(default_factory=dict)
     _at: dict[tuple[int, int], Node] = field(default_factory=dict)
+    _lones: dict[int, tuple[str, str]] = field(default_factory=dict)
+    _tops: dict[int, tuple[Node, Node, Node]] = field(default_factory=dict)
     _bits: dict[int, str] = field(default_factory=dict)
     unrounded: dict[int, tuple[str, str]] = field(default_factory=dict)
+    spanned: dict[int, str] = field(default_factory=dict)
     _used: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -111,6 +107,7 @@ class Printer:
         nodes = list(walk(roots_of(self.codec)))
         self._next_sizes = any((found := next_size(n)) is not None and found[1].op == "x" for n in nodes)
         self._at = {(id(n.args[0]), id(n.args[1])): n for n in nodes if n.op == "at"}
+        self._tops = top_differences(self.codec)
         self._idle = idle_cleanings(roots_of(self.codec), self._asks)
 
     # ------------------------------------------------------------ names
@@ -161,7 +158,8 @@ class Printer:
             return (tested,)
         cleaned = peak_of_clean(node) or self._span(node) or self._next(node) or extreme_of(node) or self._place(node)
         cleaned = cleaned or frame_peak(node) or self._frame_end(node) or self._of_sizes(node)
-        if cleaned is not None:
+        cleaned = cleaned or self._lone(node) or self._tops.get(id(node)) or self._turned(node)[:1]
+        if cleaned:
             return cleaned
         either = either_of(node, self._at)
         if either is not None:
@@ -203,6 +201,18 @@ class Printer:
             return self.say(name or "largest", f"tl.where({self._names[id(bad)]}, 0.0, {self._peak(v)})")
         if id(node) in self._idle:
             return self._names[id(node.args[2])]
+        alone = self._lone(node)
+        if alone is not None:
+            (at, swapped), v = self._swapped(*alone), self._names[id(alone[1])]
+            return self.say(name or "front", f"pairs.grouped({swapped}, {v})") if node.op == "put" else at
+        top = self._tops.get(id(node))
+        if top is not None:
+            found = f"groups.top_difference(({self._masked(top[1], MINUS_INF)}) - {self._names[id(top[2])]}[:, None])"
+            return self.say(name or "difference", f"tl.where({self._names[id(top[0])]}, 0.0, {found})")
+        at_once = self._turned(node)
+        if at_once:
+            words = f"{self._swapped(*at_once[2])[1]}, {self._names[id(at_once[0])]}"
+            return self.say(name or "hadamard", f"pairs.hadamard({words}, {at_once[1]}, {node.attr[0]})")
         end = self._span(node)
         if end is not None:
             found = self._both_ends(end[1])[node.op == "rmin"]
@@ -276,6 +286,27 @@ class Printer:
         found = next_size(node) or place_of_peak(node) or extreme_of(node) if self.words else None
         return found if found is not None and found[1].op == "x" else None
 
+    def _lone(self, node: Node) -> tuple[Node, Node] | None:
+        """(above, v) of the place of the input's lone largest magnitude, or of the input with that swapped to the front."""
+        found = lone_swap(node) or lone_place(node) if self.words else None
+        if found is None or found[1].op != "x":
+            return None
+        return found if node.op != "put" or id(node.args[0].args[0]) in self._idle else None
+
+    def _swapped(self, above: Node, v: Node) -> tuple[str, str]:
+        if id(v) not in self._lones:
+            peak = self._peak(v)
+            self._lones[id(v)] = at, swapped = self.fresh("at"), self.fresh("swapped")
+            call = f"pairs.lone({self.words}, {self._names[id(v)]}, {peak}, {self._names[id(above)]})"
+            self.lines.append(f"{at}, {swapped} = {call}")
+        return self._lones[id(v)]
+
+    def _turned(self, node: Node) -> tuple[Node, float, tuple[Node, Node]] | tuple[()]:
+        """What is scaled and rotated at once, the scale, and what `_lone` says of it."""
+        found = turned_at_once(node)
+        alone = self._lone(found[0]) if found is not None else None
+        return (*found, alone) if found is not None and alone is not None else ()
+
     def _extreme(self, v: Node) -> tuple[str, str]:
         if id(v) not in self._extremes:
             peak = self._peak(v)
@@ -300,8 +331,8 @@ class Printer:
             self._nexts[id(v)] = after, before
         else:
             given = self._given(v)
-            high = self.say("high", f"{self._from(v, 'highest')}({given}{self._masked(v, _MINUS_INF)})")
-            deep = self.say("deep", f"{self._from(v, 'lowest')}({given}{self._masked(v, _PLUS_INF)})")
+            high = self.say("high", f"{self._from(v, 'highest')}({given}{self._masked(v, MINUS_INF)})")
+            deep = self.say("deep", f"{self._from(v, 'lowest')}({given}{self._masked(v, PLUS_INF)})")
         self._ends[id(v)] = high, deep
         return high, deep
 
@@ -368,7 +399,7 @@ class Printer:
         if a.op != "const":
             return self._arg(node, i)
         shape = {"array": "[1, 1]", "group": "[1]"}.get(node.scope, "[]")
-        return f"tl.full({shape}, {literal(a.value)}, tl.{_DTYPES[a.kind]})"
+        return f"tl.full({shape}, {literal(a.value)}, tl.{DTYPES[a.kind]})"
 
     def _shape(self, node: Node) -> str:
         return f"[{self.groups}, {width(node.length)}]"
@@ -400,7 +431,10 @@ class Printer:
             factor = self.say("factor", f"tl.where({bad}, 1.0, {inverse})")
             call = f"lib.quantize_within(tl.where({bad}[:, None], {float(lo)}, {v}) * {factor}[:, None])"
         elif len(node.args) == 3:
-            call = f"lib.quantize({self._rounded(node)}, {lo}, {hi})"
+            value = self._rounded(node)
+            if spanned(node):
+                self.spanned[id(node)] = value
+            call = f"lib.quantize({value}, {lo}, {hi})"
         else:
             call = f"lib.quantize_random({self._rounded(node)}, {self._arg(node, 3)}, {lo}, {hi})"
         code = self.fresh(name)
@@ -469,7 +503,7 @@ class Printer:
             self._bits[id(node)] = self.say("bits", f'lib.nearest_bits({value}, "{kind}")')
             return f'lib.decode({self._bits[id(node)]}, "{kind}")'
         if node.scope == "array" and how == "nearest" and not flush:
-            if kind not in _SHORT:
+            if kind not in SHORT:
                 return f'lib.nearest({value}, "{kind}")'
             product = ", True" if uncleaned(node) is not None else ""
             self.unrounded[id(node)] = value, f'"{kind}"{product}'
@@ -487,7 +521,7 @@ class Printer:
         a = node.args[0]
         if a.scope == "group":
             return f"tl.broadcast_to({self._arg(node, 0)}, {self._shape(node)})"
-        return f"tl.full({self._shape(node)}, {self._arg(node, 0)}, tl.{_DTYPES[node.kind]})"
+        return f"tl.full({self._shape(node)}, {self._arg(node, 0)}, tl.{DTYPES[node.kind]})"
 
     def _op_whole(self, node: Node) -> str:
         return self._arg(node, 0)
@@ -496,10 +530,10 @@ class Printer:
         return f"lib.plane({self._arg(node, 0)}, {node.attr[0]}, {node.attr[1]})"
 
     def _op_rmax(self, node: Node) -> str:
-        return f"groups.largest({self._masked(node.args[0], _MINUS_INF)})"
+        return f"groups.largest({self._masked(node.args[0], MINUS_INF)})"
 
     def _op_rmin(self, node: Node) -> str:
-        return f"groups.least({self._masked(node.args[0], _PLUS_INF)})"
+        return f"groups.least({self._masked(node.args[0], PLUS_INF)})"
 
     def _op_rsum(self, node: Node) -> str:
         return f"groups.tree_sum({self._masked(node.args[0], '0.0')})"
@@ -525,10 +559,10 @@ class Printer:
         return self.say("of_groups", f"{text} if FULL else tl.where({self.exists}, {text}, {neutral})")
 
     def _op_fmax(self, node: Node) -> str:
-        return f"groups.largest({self._per_group(node, 'largest', _MINUS_INF)})"
+        return f"groups.largest({self._per_group(node, 'largest', MINUS_INF)})"
 
     def _op_fmin(self, node: Node) -> str:
-        return f"groups.least({self._per_group(node, 'least', _PLUS_INF)})"
+        return f"groups.least({self._per_group(node, 'least', PLUS_INF)})"
 
     def _op_fsum(self, node: Node) -> str:
         return f"groups.frame_sum({self._per_group(node, 'tree_sum', '0.0')})"
@@ -556,7 +590,7 @@ class Printer:
         if a.scope == "group":
             return self._names[id(a)]
         value = literal(a.value) if a.op == "const" else self._names[id(a)]
-        return f"tl.full([{self.groups}], {value}, tl.{_DTYPES[a.kind]})"
+        return f"tl.full([{self.groups}], {value}, tl.{DTYPES[a.kind]})"
 
     def _op_at(self, node: Node) -> str:
         found = f"groups.at({self._names[id(node.args[0])]}, {self._per_group_arg(node, 1)})"
@@ -578,15 +612,8 @@ class Printer:
         return f"groups.window({self._names[id(v)]}, {node.attr[0]}, {width(node.length)})"
 
     def _op_concat(self, node: Node) -> str:
-        begin, text = 0, f"tl.zeros({self._shape(node)}, tl.{_DTYPES[node.kind]})"
+        begin, text = 0, f"tl.zeros({self._shape(node)}, tl.{DTYPES[node.kind]})"
         for a in node.args:
             text = f"groups.paste({text}, {self._names[id(a)]}, {begin}, {a.length})"
             begin += a.length
         return text
-
-
-# Float types that arrays are rounded to by their bits.
-_SHORT = ("e4m3", "e5m2", "e2m1")
-_DTYPES = {"f32": "float32", "i32": "int32", "bool": "int1"}
-_MINUS_INF = 'float("-inf")'
-_PLUS_INF = 'float("inf")'

@@ -104,6 +104,20 @@ def least(v):
 
 
 @triton.jit
+def _max_of_bits(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def top_difference(v):
+    """The largest value of each group, of which none is NaN: of the bits, three at once. Anything not above 0.0 where there is none above."""
+    if INTERPRET:
+        return as_float(tl.max(as_int(v), 1))
+    else:
+        return as_float(tl.reduce(as_int(v), 1, _max_of_bits))
+
+
+@triton.jit
 def any_of(v):
     return tl.max(v.to(tl.int32), 1) != 0
 
@@ -142,14 +156,20 @@ def hadamard(v, SIZE: tl.constexpr):
     The partner of each value comes from a wrapping sum of the pair's bits, less its own: one shuffle, whatever the layout. A product with 1 or
     -1 is exact, so that one instruction adds or subtracts.
     """
+    return butterflies(v, SIZE, 0) * _root(SIZE)
+
+
+@triton.jit
+def butterflies(v, SIZE: tl.constexpr, FIRST: tl.constexpr):
+    """Those of strides from 2^FIRST on."""
     N: tl.constexpr = v.shape[0]
     sign = tl.where(tl.arange(0, 2)[None, :, None] == 1, -1.0, 1.0)
-    for i in tl.static_range(_log2(SIZE)):
+    for i in tl.static_range(FIRST, _log2(SIZE)):
         pair = tl.reshape(v, (N >> (i + 1), 2, 1 << i))
         bits = as_int(pair)
         partner = as_float(tl.sum(bits, 1)[:, None, :] - bits)
         v = tl.reshape(tl.fma(pair, sign, partner), (N,))
-    return v * _root(SIZE)
+    return v
 
 
 @triton.jit

@@ -20,7 +20,7 @@ import triton.language as tl
 from triton import knobs
 from triton.language.target_info import cuda_capability_geq
 
-from .ptx import eight_bits, from_eight_bits, odd_values, signs
+from .ptx import clamped_codes, eight_bits, from_eight_bits, odd_values, signs
 
 INTERPRET = tl.constexpr(bool(knobs.runtime.interpret))
 
@@ -49,6 +49,8 @@ _E5M2 = tl.constexpr(eight_bits("e5m2"))
 _FROM_E4M3 = tl.constexpr(from_eight_bits("e4m3"))
 _FROM_E5M2 = tl.constexpr(from_eight_bits("e5m2"))
 _SIGNS = tl.constexpr(signs())
+_CODES_4 = tl.constexpr(clamped_codes(4))
+_CODES_8 = tl.constexpr(clamped_codes(8))
 _EIGHT = tl.constexpr("=&r,=&r,=&r,=&r,f,f,f,f,f,f,f,f")
 
 
@@ -208,6 +210,19 @@ def _eight_sizes() -> int:
 
 
 @triton.jit
+def _eight(v):
+    """Eight neighbours each, apart."""
+    even, odd = tl.split(tl.reshape(v, (v.numel // 8, 2, 2, 2)))
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    v0, v4 = tl.split(a)
+    v1, v5 = tl.split(b)
+    v2, v6 = tl.split(c)
+    v3, v7 = tl.split(d)
+    return v0, v1, v2, v3, v4, v5, v6, v7
+
+
+@triton.jit
 def nearest_words(v, TYPE: tl.constexpr, PRODUCT: tl.constexpr = False, FULL: tl.constexpr = False):
     """nearest_bits of [G, P] e2m1 values; of whole tiles int32[G * P / 8], as memory.store_codes would pack them, which saves work."""
     COUNT: tl.constexpr = v.shape[0] * v.shape[1] // 8
@@ -215,15 +230,7 @@ def nearest_words(v, TYPE: tl.constexpr, PRODUCT: tl.constexpr = False, FULL: tl
         return nearest_bits(v, TYPE, PRODUCT)
     else:
         sizes = tl.reshape(_size_of_e2m1(v), (COUNT, 8)) << (tl.arange(0, 8) * 4)[None, :]
-        even, odd = tl.split(tl.reshape(v, (COUNT, 2, 2, 2)))
-        a, c = tl.split(even)
-        b, d = tl.split(odd)
-        v0, v4 = tl.split(a)
-        v1, v5 = tl.split(b)
-        v2, v6 = tl.split(c)
-        v3, v7 = tl.split(d)
-        each = [v0, v1, v2, v3, v4, v5, v6, v7]
-        sign = tl.inline_asm_elementwise(_SIGNS, "=&r,r,r,r,r,r,r,r,r", each, dtype=tl.int32, is_pure=True, pack=1)
+        sign = tl.inline_asm_elementwise(_SIGNS, "=&r,r,r,r,r,r,r,r,r", _eight(v), dtype=tl.int32, is_pure=True, pack=1)
         return (tl.sum(sizes, 1) + _eight_sizes()) | (sign & -0x77777778)
 
 
@@ -363,6 +370,28 @@ def quantize_within(v):
     """`quantize` for what needs no clamp."""
     shifted = v + _MAGIC
     return as_int(shifted) - _MAGIC_BITS, shifted - _MAGIC
+
+
+@triton.jit
+def quantize_words(v, HI: tl.constexpr, BITS: tl.constexpr, FULL: tl.constexpr):
+    """`quantize` of [G, P] values that are NaN or within -32768 .. HI + 1/2 to 0 .. HI; of whole tiles int32[G * P * BITS / 32], as
+    memory.store_codes would pack them: codes are clamped and shifted two at a time."""
+    EACH: tl.constexpr = 32 // BITS
+    COUNT: tl.constexpr = v.shape[0] * v.shape[1] // EACH
+    if INTERPRET or not FULL or v.shape[1] < EACH or not cuda_capability_geq(9, 0):
+        return quantize(v, 0, HI)[0]
+    else:
+        bits = as_int(v + _MAGIC)
+        if BITS == 8:
+            even, odd = tl.split(tl.reshape(bits, (COUNT, 2, 2)))
+            v0, v2 = tl.split(even)
+            v1, v3 = tl.split(odd)
+            each = [v0, v1, v2, v3]
+            return tl.inline_asm_elementwise(_CODES_8, "=&r,r,r,r,r", each, dtype=tl.int32, is_pure=True, pack=1)
+        else:
+            return tl.inline_asm_elementwise(
+                _CODES_4, "=&r,r,r,r,r,r,r,r,r", _eight(bits), dtype=tl.int32, is_pure=True, pack=1
+            )
 
 
 @triton.jit

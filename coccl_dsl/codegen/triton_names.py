@@ -1,6 +1,8 @@
-"""Names of operations in generated Triton kernels: operators, functions, and what a value of each is called."""
+"""Names of operations in generated Triton kernels: operators, functions, types, numbers, and what a value of each is called."""
 
 from __future__ import annotations
+
+import math
 
 INFIX = {
     "add": "+",
@@ -91,3 +93,21 @@ TAKEN = (
     "place",
     "total",
 )
+# Float types that arrays are rounded to by their bits.
+SHORT = ("e4m3", "e5m2", "e2m1")
+DTYPES = {"f32": "float32", "i32": "int32", "bool": "int1"}
+MINUS_INF = 'float("-inf")'
+PLUS_INF = 'float("inf")'
+
+
+def width(length: int) -> int:
+    """Columns of an array of `length` values: Triton's shapes are powers of two."""
+    return 1 << (length - 1).bit_length()
+
+
+def literal(v: float | int | bool) -> str:
+    if isinstance(v, float) and not math.isfinite(v):
+        return f'float("{v}")'
+    if isinstance(v, int) and not isinstance(v, bool):
+        return str((v + (1 << 31)) % (1 << 32) - (1 << 31))
+    return repr(v)

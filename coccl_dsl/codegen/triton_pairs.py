@@ -24,6 +24,7 @@ _NEXT_F16 = tl.constexpr(next_ends("f16"))
 _NEXT_SIZE_BF16 = tl.constexpr(next_sizes("bf16"))
 _NEXT_SIZE_F16 = tl.constexpr(next_sizes("f16"))
 _FIRST = tl.constexpr(first_half())
+_MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.constexpr_function
@@ -45,7 +46,8 @@ def load(
     """int32 or uint32 [TILE / 2] from whole tiles of 16-bit floats that are aligned, else what memory.load_flat gives.
 
     OWN is load_flat's. With SPREAD a thread's runs of 16 bytes are not one after the other, but lie as far from each other as they can in
-    blocks of so many elements: the wide steps of sums and butterflies over a block then need no other thread.
+    blocks of so many elements: the wide steps of sums and butterflies over a block then need no other thread. Whole tiles of float32 are
+    spread as well, in runs of as many elements.
     """
     SHORT: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth == 16
     if FULL and SHORT and ALIGNED and not INTERPRET and cuda_capability_geq(9, 0):
@@ -53,20 +55,29 @@ def load(
         words = pointer.to(tl.pointer_type(WORD))
         ROW: tl.constexpr = _run(OWN, 4)
         if SPREAD > 2 * ROW:
-            RUNS: tl.constexpr = ROW // 4
-            LANES: tl.constexpr = SPREAD // 2 // ROW
-            # Threads get neighbours along the first axes, which are not contiguous.
-            lane = tl.arange(0, LANES)[:, None, None, None] * 4
-            block = tl.arange(0, TILE // SPREAD)[None, :, None, None] * (SPREAD // 2)
-            run = tl.arange(0, RUNS)[None, None, :, None] * (LANES * 4)
-            each = tl.load(words + (lane + block + run + tl.arange(0, 4)[None, None, None, :]))
-            return tl.reshape(tl.permute(each, (1, 2, 0, 3)), (TILE // 2,))
+            return _spread(words, ROW, SPREAD // 2, TILE // 2, 1)
         else:
             thread = tl.arange(0, TILE // 2 // ROW)[:, None, None] * ROW
             run = tl.arange(0, ROW // 4)[None, :, None] * 4
             return tl.reshape(tl.load(words + (thread + run + tl.arange(0, 4)[None, None, :])), (TILE // 2,))
+    elif FULL and SPREAD > OWN and pointer.dtype.element_ty == tl.float32 and ALIGNED and not INTERPRET:
+        return _spread(pointer, OWN, SPREAD, TILE, 2)
     else:
         return load_flat(pointer, left, TILE, FULL, OWN)
+
+
+@triton.jit
+def _spread(pointer, ROW: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, LOADS: tl.constexpr):
+    """TILE words of 32 bits, of which a thread gets ROW out of a block, in runs of so many loads of four."""
+    LANES: tl.constexpr = BLOCK // ROW
+    RUN: tl.constexpr = 4 * LOADS
+    # Threads get neighbours along the first axes, which are not contiguous.
+    lane = tl.arange(0, LANES)[:, None, None, None, None] * RUN
+    block = tl.arange(0, TILE // BLOCK)[None, :, None, None, None] * BLOCK
+    run = tl.arange(0, ROW // RUN)[None, None, :, None, None] * (LANES * RUN)
+    part = tl.arange(0, LOADS)[None, None, None, :, None] * 4
+    each = tl.load(pointer + (lane + block + run + part + tl.arange(0, 4)[None, None, None, None, :]))
+    return tl.reshape(tl.permute(each, (1, 2, 0, 3, 4)), (TILE,))
 
 
 @triton.jit
@@ -201,11 +212,20 @@ def _merge_sizes(peak, after, peak_2, after_2):
 
 
 @triton.jit
+def _merge_bits(peak, after, peak_2, after_2):
+    return tl.maximum(peak, peak_2), tl.maximum(after, tl.maximum(after_2, tl.minimum(peak, peak_2)))
+
+
+@triton.jit
 def peaks(words, v, live, FULL: tl.constexpr):
     """The largest magnitude of each group, NaN where the group has one, and the next one, 0 where there is none, anything where the first is
     not finite: [G] each. Of equal magnitudes both count."""
     if words.dtype == tl.float32:
         size = tl.abs(v if FULL else tl.where(live, v, 0.0))
+        if not INTERPRET:
+            a, b = tl.split(tl.reshape(as_int(size), (v.shape[0], v.shape[1] // 2, 2)))
+            peak, after = tl.reduce((tl.maximum(a, b), tl.minimum(a, b)), 1, _merge_bits)
+            return as_float(peak), as_float(after)
         peak = groups.peak(size)
         zero = tl.zeros(peak.shape, tl.float32)
         return peak, groups.largest(groups.put(size, groups.place(size, peak), zero))
@@ -217,6 +237,25 @@ def peaks(words, v, live, FULL: tl.constexpr):
         c, d = _halves(after)
         after = tl.maximum(tl.minimum(a, b), tl.maximum(c, d))
         return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL), after
+
+
+@triton.jit
+def hadamard(words, v, SCALE: tl.constexpr, SIZE: tl.constexpr):
+    """groups.hadamard of `v * SCALE`, [G, P], where `v` are the values of `words`. Both factors are applied in the first step, exactly."""
+    if words.dtype == tl.float32:
+        turned = groups.hadamard(tl.reshape(v * SCALE, (v.shape[0] * v.shape[1],)), SIZE)
+    else:
+        low, high = _halves(words)
+        FACTOR: tl.constexpr = _factor(SCALE, SIZE)
+        low = low * FACTOR
+        both = tl.join(tl.fma(high, FACTOR, low), tl.fma(high, -FACTOR, low))
+        turned = groups.butterflies(tl.reshape(both, (v.shape[0] * v.shape[1],)), SIZE, 1)
+    return tl.reshape(turned, v.shape)
+
+
+@triton.constexpr_function
+def _factor(scale: float, size: int) -> float:
+    return scale * size**-0.5
 
 
 @triton.jit
@@ -296,3 +335,58 @@ def extreme(words, v, peak):
         at = _first(even, odd)
         negative = _first(even & _signs(a), odd & _signs(b)) == at
         return tl.where(at == v.shape[1], 0, at), as_float(as_int(peak) | tl.where(negative, -0x80000000, 0))
+
+
+@triton.jit
+def _not_below(bits, size):
+    """int32, all ones where the magnitude is at least `size`: a predicate each, as the compiler would have it, is too many to keep."""
+    if INTERPRET:
+        return tl.where((bits & _MAGNITUDE) >= size, -1, 0)
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 size; and.b32 size, $1, 0x7FFFFFFF; sub.s32 size, size, $2; shr.s32 size, size, 31; not.b32 $0, size; }",
+            "=r,r,r",
+            [bits, size],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+
+
+@triton.jit
+def lone(words, v, peak, above):
+    """Where `above`, which says that one element alone has the magnitude `peak`: its place, and the group, as `words` are, with this and the
+    first element swapped. Elsewhere 0 and the group as it is."""
+    if words.dtype == tl.float32:
+        a, b = tl.split(tl.reshape(as_int(v), (v.shape[0], v.shape[1] // 2, 2)))
+        wanted = tl.where(above, as_int(peak), _MAGNITUDE)[:, None]
+        even, odd = _not_below(a, wanted), _not_below(b, wanted)
+        place = columns(v.shape[1] // 2) * 2
+        at = tl.where(above, tl.reduce((even & place) | (odd & (place + 1)), 1, _any), 0)
+        value = tl.reduce((even & a) | (odd & b), 1, _any)
+        starts = place == 0
+        first = tl.reduce(tl.where(starts, a, 0), 1, _any)[:, None]
+        a, b = (even & first) | (~even & a), (odd & first) | (~odd & b)
+        a = tl.where(starts & above[:, None], value[:, None], a)
+        return at, as_float(tl.reshape(tl.join(a, b), v.shape))
+    else:
+        a, b = _neighbours(words, v)
+        wanted = _splat(tl.where(above, peak, float("nan")), words)[:, None]
+        even, odd = _same(a & 0x7FFF7FFF, wanted), _same(b & 0x7FFF7FFF, wanted)
+        a, b = a.to(tl.int32, bitcast=True), b.to(tl.int32, bitcast=True)
+        place = columns(v.shape[1] // 4) * 0x40004 + 0x10000
+        at = tl.reduce((even & place) | (odd & (place + 0x20002)), 1, _any)
+        value = tl.reduce((even & a) | (odd & b), 1, _any)
+        value = (value | (value >> 16)) & 0xFFFF
+        starts = columns(v.shape[1] // 4) == 0
+        first = tl.reduce(tl.where(starts, a & 0xFFFF, 0), 1, _any)
+        first = (first | (first << 16))[:, None]
+        a, b = (even & first) | (~even & a), (odd & first) | (~odd & b)
+        a = tl.where(starts & above[:, None], (a & -0x10000) | value[:, None], a)
+        return (at | (at >> 16)) & 0xFFFF, tl.reshape(tl.join(a, b), words.shape).to(words.dtype, bitcast=True)
+
+
+@triton.jit
+def grouped(swapped, v):
+    """The values of what `lone` gave, [G, P]."""
+    return tl.reshape(values(tl.reshape(swapped, (swapped.numel,))), v.shape)

@@ -35,7 +35,8 @@ from ..plan.ops import Signature
 from ..wire.codec import FRAME, TYPES, Codec, Field, Node, walk
 from ..wire.layout import ALIGN, frame_bytes
 from .patterns import asks_of_input, fits, roots_of
-from .triton_graph import Printer, width
+from .triton_graph import Printer
+from .triton_names import width
 
 # Elements of a whole tile, of a small one, and of a warp in a whole one: small tiles start
 # the link early; see benchmarks/results/nvlink.json.
@@ -477,6 +478,17 @@ class _Kernel:
             source, kind = printer.unrounded[id(node)]
             function = "nearest_bits" if f.bits == 8 else "nearest_words"
             self.o.add(f"{code} = lib.{function}({source}, {kind}{', FULL=FULL' if f.bits < 8 else ''})")
+            return code
+        if (
+            f.per == "array"
+            and f.bits in (4, 8)
+            and f.integer
+            and id(node) in printer.spanned
+            and fits(node, f.bits, False)
+        ):
+            self.o.add(
+                f"{code} = lib.quantize_words({printer.spanned[id(node)]}, {node.args[2].value}, {f.bits}, FULL)"
+            )
             return code
         bits = printer.bits(node) if f.per == "group" and f.type == "e4m3" else None
         if bits is not None:

@@ -204,3 +204,18 @@ def test_wide_butterflies_and_sums_stay_in_a_thread(on_hopper):
     ptx = on_hopper("compress", "taco_fp8", "bf16", hopper=True).asm["ptx"]
     whole = ptx[: ptx.index("ld.global.b16")]
     assert 64 <= whole.count("shfl.sync") <= 96
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_a_lone_value_is_swapped_by_masks_and_codes_are_clamped_two_at_a_time(on_hopper, dtype, tmp_path):
+    """Of the six steps over 64 values one takes a value each from another thread, of the 32 that a thread has of a whole tile."""
+    kernel = on_hopper("compress", "tah_quant", dtype, hopper=True)
+    ptx = kernel.asm["ptx"]
+    whole = ptx[: re.search(r"@%p\d+ ld\.global", ptx).start()]  # type: ignore[union-attr]
+    assert 32 <= whole.count("shfl.sync") <= 48
+    assert whole.count("min.relu.s16x2") == 16
+    # A product a value is for the codes; 16-bit values are scaled by half as many, in the first step.
+    products = len(re.findall(r"\bmul\.(rn\.)?f32", whole))
+    assert products <= (56 if dtype == "bf16" else 104), products
+    registers, stack = resources(kernel, tmp_path)
+    assert stack == 0 and registers <= 128, (registers, stack)
