@@ -7,7 +7,19 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-COMPRESSORS = ("int8", "int4", "uint8", "uint4", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4", "int4_h32", "spike4")
+COMPRESSORS = (
+    "int8",
+    "int4",
+    "uint8",
+    "uint4",
+    "fp8_e4m3",
+    "mxfp8",
+    "mxfp4",
+    "nvfp4",
+    "int4_h32",
+    "spike4",
+    "tah_quant",
+)
 
 
 def table(document: dict[str, Any]) -> str:
@@ -30,10 +42,8 @@ def table(document: dict[str, Any]) -> str:
 
 
 def codecs_table(document: dict[str, Any]) -> str:
-    """Markdown: kernels of one GPU as shares of its copy rate. document: of bfloat16; float32 is in a file of its own, of another commit."""
-    wide = json.loads((RESULTS / "codecs_f32.json").read_text())
-    rows = [r for d, dtype in ((document, "bf16"), (wide, "f32")) for r in d["rows"] if r["dtype"] == dtype]
-    shares = {(r["compressor"], r["dtype"], r["form"]): f"{r['share']:.0%}" for r in rows}
+    """Markdown: kernels of one GPU as shares of its copy rate."""
+    shares = {(r["compressor"], r["dtype"], r["form"]): f"{r['share']:.0%}" for r in document["rows"]}
     lines = [
         "| kernel | bf16 compress | bf16 decompress-add | f32 compress | f32 decompress-add |",
         "|---|---|---|---|---|",

@@ -89,7 +89,7 @@ def bound(found: list[Stage], slices: int, copy: float, link: float) -> float:
 
 
 def table(document: dict[str, Any], copy: float) -> str:
-    """Markdown, of the rows that were replayed from a graph."""
+    """Markdown, of the rows that were replayed from a graph, but for send_recv's, whose stages are on two ranks."""
     lines = [
         "| row | us | bound us | over it | stages: memory / link, us | ",
         "|---|---|---|---|---|",

@@ -36,7 +36,6 @@ BARS = {
     0.6: (
         "int8_h32",
         "int4_h32",
-        "tah_quant",
         "taco_fp8",
         "spike4",
         "spike3",

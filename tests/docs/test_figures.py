@@ -4,16 +4,49 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_readme_tables_are_made_from_the_results():
-    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "benchmarks" / "readme_table.py")
+def benchmark(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made  # where its dataclasses look for their annotations
     spec.loader.exec_module(made)
+    return made
+
+
+def results(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
+def test_performance_tables_are_made_from_the_results():
+    made, page = benchmark("stages"), (ROOT / "docs" / "performance.md").read_text()
+    assert made.table(results("nvlink"), results("codecs")["copy_gb_s"]) in page
+    assert made.kernels_table(results("stages")) in page
+
+
+def test_stages_of_a_two_shot_move_what_its_text_says():
+    compress, middle, decompress = benchmark("stages").stages("two_shot", "int8", "bf16", 1 << 25)
+    half, wire = 1 << 24, (1 << 23) * 65 // 64
+    assert (compress.memory, compress.link) == (half, wire)
+    assert (middle.memory, middle.link) == (2 * half + wire, wire)
+    assert (decompress.memory, decompress.link) == (wire + half, 0)
+
+
+def test_readme_times_of_small_calls_are_the_results():
+    row = next(r for r in results("small_calls")["rows"] if r["algorithm"] == "one_shot" and r["kib"] == 64)
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{row['one']['graph']:.1f} us in a graph and {row['one']['eager']:.0f} us launched" in readme
+    assert f"five kernels take {row['several']['graph']:.1f} and {row['several']['eager']:.0f} us" in readme
+
+
+def test_readme_tables_are_made_from_the_results():
+    made = benchmark("readme_table")
     for name, table in (("nvlink", made.table), ("codecs", made.codecs_table)):
         document = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
         assert table(document) in (ROOT / "README.md").read_text()
