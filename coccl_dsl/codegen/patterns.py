@@ -317,15 +317,15 @@ def _end_with_puts(node: Node, op: str) -> tuple[Node, Node] | None:
 
 def plain(node: Node) -> int:
     """What `round_to` may rely on: 3, finite: the largest or the least value of a group that was cleaned; 2, finite and not negative: the
-    largest magnitude of one, perhaps times a constant up to 1; 1, not negative and not NaN: the largest value less a bound below the least
-    one, times a constant."""
+    largest magnitude of one, perhaps times a constant up to 1; 1, not negative and not NaN: the largest value less a float32 bound below the
+    least one, times a constant. (A bound of a narrower type saturates, above values that are lower still.)"""
     if end_of_clean(node) is not None:
         return 3
     scaled = node.op == "mul" and node.args[1].op == "const" and node.args[1].value > 0.0
     inner = node.args[0] if scaled else node
     if peak_of_clean(inner) is not None:
         return 2 if not scaled or node.args[1].value <= 1.0 else 0
-    if inner.op != "sub" or inner.args[1].op != "round_to" or inner.args[1].attr[1] != "down":
+    if inner.op != "sub" or inner.args[1].op != "round_to" or inner.args[1].attr[:2] != ("f32", "down"):
         return 0
     top, low = _end_with_puts(inner.args[0], "rmax"), _end_with_puts(inner.args[1].args[0], "rmin")
     return int(top is not None and top == low)

@@ -468,7 +468,8 @@ class Printer:
         return f"groups.columns({width(node.length)}) + tl.zeros({self._shape(node)}, tl.int32)"
 
     def _op_neg(self, node: Node) -> str:
-        return f"-{self._arg(node, 0)}"
+        # Triton's minus subtracts from 0, which leaves the sign of a 0 as it is.
+        return f"{self._arg(node, 0)} * -1.0" if node.kind == "f32" else f"-{self._arg(node, 0)}"
 
     def _op_invert(self, node: Node) -> str:
         return f"~{self._arg(node, 0)}"

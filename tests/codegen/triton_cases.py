@@ -159,6 +159,12 @@ compressor turned(group: int = 64) {
   }
   decompress { yield hadamard(code * scale, 16) }
 }
+compressor negated(group: int = 32) {
+  wire { code : bf16[group] }
+  nonfinite pass
+  compress(x) { code = -round(x) }
+  decompress { yield -code }
+}
 compressor arithmetic(group: int = 32) {
   wire { a : u16[group]  b : f32[group] }
   nonfinite pass
@@ -265,6 +271,7 @@ def cases() -> Iterator[Case]:
         "told",
         "turned",
         "arithmetic",
+        "negated",
         "sparse",
     ):
         yield Case("f32", (IN,), out=q, sinks=(OPENED,), sizes=LONG)
@@ -320,7 +327,8 @@ class Arena:
 
 
 def values(n: int, seed: int) -> torch.Tensor:
-    """float32 over many magnitudes, with zeros of both signs, NaN, Inf, subnormal and huge values here and there."""
+    """float32 over many magnitudes, with zeros of both signs, NaN, Inf, subnormal and huge values here and there, and some groups below what
+    bfloat16 holds."""
     g = torch.Generator().manual_seed(seed)
     v = (
         torch.randn(n, generator=g)
@@ -333,7 +341,9 @@ def values(n: int, seed: int) -> torch.Tensor:
     picked = odd[torch.randint(0, len(odd), (n,), generator=g)]
     v = torch.where(where, picked, v)
     quiet = (torch.rand(n // 512 + 1, generator=g) < 0.2).repeat_interleave(512)[:n]
-    return torch.where(quiet, 0.0, v)
+    v = torch.where(quiet, 0.0, v)
+    lowest = (torch.rand(n // 256 + 1, generator=g) < 0.12).repeat_interleave(256)[:n]
+    return torch.where(lowest, -3.395e38 - 7e35 * torch.rand(n, generator=g), v)
 
 
 def build(case: Case, device: str) -> tuple[Signature, list[FoldArgs], OpContext, torch.Tensor, torch.Tensor, Arena]:
