@@ -76,6 +76,18 @@ def test_training_page_has_the_losses_of_the_results():
         assert name == "raw" or f"{run['of_off']:+.2%}".replace("%", " %") in row
 
 
+def test_training_page_has_the_losses_of_the_tiny_model():
+    rows = results("training_tiny")["rows"]
+    page = (ROOT / "docs" / "training.md").read_text()
+    off = {r["seed"]: r["validation_loss"] for r in rows if r["compressor"] == "raw"}
+    shown: dict[str, list[str]] = {}
+    for r in rows:
+        name = f"`{r['compressor']}`" + (f", `after_step = {r['after_step']}`" if r["after_step"] else "")
+        shown.setdefault(name, []).append(f"{r['validation_loss'] / off[r['seed']] - 1:+.2%}".replace("%", " %"))
+    del shown["`raw`"]
+    assert len(shown) == 8 and all(f"| {name} | {', '.join(found)} |" in page for name, found in shown.items())
+
+
 def test_readme_host_times_are_the_results():
     document = json.loads((ROOT / "benchmarks" / "results" / "host_time.json").read_text())
     us = {r["how"]: r["us"] for r in document["rows"] if r["transport"] == "symm"}
