@@ -94,3 +94,11 @@ def test_readme_host_times_are_the_results():
     readme = (ROOT / "README.md").read_text()
     assert f"{us['eager']:.0f} us launched" in readme and f"{us['replayed']:.1f} us replayed" in readme
     assert f"{us['replayed, new pointers']:.0f} us when each call brings new tensors" in readme
+
+
+def test_readme_times_over_sockets_are_the_results():
+    rows = {(r["compressor"], r["mode"]): r for r in results("socket_one_gpu")["rows"] if r["size"] == 64 << 20}
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    ms = {c: rows[c, "graph"]["us"] / 1e3 for c in ("int8", "int4")}
+    assert f"{ms['int8']:.1f} ms with int8 and {ms['int4']:.1f} ms with int4" in readme
+    assert f"NCCL takes {rows['int8', 'graph']['nccl_us'] / 1e3:.0f} ms" in readme
