@@ -43,6 +43,8 @@ class TritonBackend:
 
     def __init__(self, kernels: Mapping[str, Any] | None = None):
         self.kernels = dict(kernels or {})
+        # Of whole calls: their text does not depend on the count, and takes milliseconds to make.
+        self._calls: dict[Any, Any] = {}
 
     def prepare(
         self, signature: Signature, folds: list[FoldArgs], context: OpContext, programs: int | None = None
@@ -65,14 +67,17 @@ class TritonBackend:
         steps: Sequence[Folds | Meet],
         context: OpContext,
         control: Control,
-        signatures: Sequence[Signature],
-        longest: int,
+        shape: Tiling,
     ) -> Prepared:
-        """A kernel that runs a whole call. signatures: of all ranks' launches; longest: elements of the longest chunk of the op's capacity: they
-        decide the tiles, so that a tile is the same elements on all ranks."""
-        from .triton_one_launch import OneLaunch
+        """A kernel that runs a whole call. shape: its tiles, the same elements on all ranks."""
+        from .triton_one_launch import OneLaunch, function_for
 
-        return OneLaunch(steps, context, control, signatures, longest)
+        parts = tuple(s.part if isinstance(s, Folds) else s.meeting for s in steps)
+        names = tuple((key, codec.name) for key, codec in context.codecs.items())
+        key = parts, names, context.dtype, context.factor is not None, shape
+        if key not in self._calls:
+            self._calls[key] = function_for(parts, context, shape)
+        return OneLaunch(self._calls[key], steps, context, control, shape)
 
 
 class _TritonFolds:

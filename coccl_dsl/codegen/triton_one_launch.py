@@ -7,34 +7,26 @@ from typing import Any
 
 import torch
 
-from ..plan.ops import Signature
 from .launch import OpContext, UserKernel
-from .one_launch_source import PROGRAMS, Control, Folds, Meet, arguments_of, one_launch_source, one_tiling
+from .one_launch_source import PROGRAMS, Control, Folds, Meet, Meeting, Part, one_launch_source
 from .triton_backend import DTYPES, Rows, compiled_once, function_of
 from .triton_launch import UserLaunch
-from .triton_source import row_of
+from .triton_source import Tiling, row_of
+
+
+def function_for(parts: Sequence[Part | Meeting], context: OpContext, shape: Tiling) -> Any:
+    """The jit function of a call made of these parts."""
+    return function_of(one_launch_source(parts, context.dtype, context.codecs, context.factor is not None, shape))
 
 
 class OneLaunch:
-    """A call of one count, ready to run: `launch.Prepared`.
-
-    signatures  of all ranks' launches, and longest: elements of the longest chunk of the op's capacity, which together decide the tiles
-    """
+    """A call of one count, ready to run: `launch.Prepared`. function: `function_for` of its steps."""
 
     def __init__(
-        self,
-        steps: Sequence[Folds | Meet],
-        context: OpContext,
-        control: Control,
-        signatures: Sequence[Signature],
-        longest: int,
+        self, function: Any, steps: Sequence[Folds | Meet], context: OpContext, control: Control, shape: Tiling
     ):
         self.steps, self.context, self.control = steps, context, control
         index = context.rng.device.index or 0
-        shape = one_tiling(signatures, context.codecs, longest)
-        parts = [s.part if isinstance(s, Folds) else s.meeting for s in steps]
-        source = one_launch_source(parts, context.dtype, context.codecs, context.factor is not None, shape)
-        function = function_of(source)
         self.tables: list[torch.Tensor] = []
         self.aligned = True
         own: list[Any] = []
@@ -47,7 +39,6 @@ class OneLaunch:
         values = tuple(v.data_ptr() if isinstance(v, torch.Tensor) else v for v in tail)
         dtype = DTYPES[context.dtype]
         kinds = [v.dtype if isinstance(v, torch.Tensor) else v for v in tail]
-        assert len(kinds) + 2 == len(arguments_of(parts))
 
         def compiled(aligned: bool) -> Any:
             def make() -> Any:

@@ -93,7 +93,7 @@ def settings_of(collective: Collective, like: torch.Tensor, world: int, options:
         raise BindError(f"transport={asked['transport']!r} is not one of {', '.join(TRANSPORTS)}")
     if asked["backend"] not in ("auto", "eager", "triton"):
         raise BindError(f"backend={asked['backend']!r} is not one of auto, eager, triton")
-    if asked["one_launch"] not in (None, True, False):
+    if asked["one_launch"] is not None and not isinstance(asked["one_launch"], bool):
         raise BindError(f"one_launch={asked['one_launch']!r} is not None, True or False")
     depth = asked["depth"]
     if depth is not None and (not isinstance(depth, int) or not 1 <= depth <= 64):
@@ -139,6 +139,8 @@ def _min_bytes(collective: Collective, asked: dict[str, Any], dtype: str, compre
 
 
 def _bind_local(collective: Collective, group: LocalGroup, like: torch.Tensor, s: Settings) -> LocalOp:
+    if s.one_launch:
+        raise BindError("one_launch=True needs transport symm, which a LocalGroup does not have")
     world = world_of(collective, group.size, s.mesh, s.root, s.op)
     dtype = dtype_name(like.dtype)
     ops = []

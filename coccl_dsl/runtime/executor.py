@@ -245,7 +245,7 @@ class Executor:
                     for part in (even, odd)
                 ]
                 steps.append(Folds(variant_of(step), *both))
-        return one.backend.prepare_call(steps, context, one.control, one.signatures, one.longest)
+        return one.backend.prepare_call(steps, context, one.control, one.shape)
 
     def _place(self, slot: int, k: int) -> Place:
         return Place(self.arena, self.layout.offsets[k][slot])

@@ -6,26 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..codegen.one_launch_source import Control, Meet, Meeting, Part
+from ..codegen.one_launch_source import Control, Meet, Meeting, Part, one_tiling
 from ..plan.one_launch import obstacle
-from ..plan.ops import Exchange, Launch, Plan, Signature
+from ..plan.ops import Exchange, Launch, Plan
 from .errors import BindError
 from .tuning import ONE_LAUNCH_TO
 
 if TYPE_CHECKING:
     from ..codegen.triton_backend import TritonBackend
+    from ..codegen.triton_source import Tiling
     from .transports.symm import SymmTransport
 
 
 @dataclass(frozen=True)
 class OneLaunchCalls:
-    """What an executor needs for them. meets: level -> its exchange; signatures, longest: what the tiles depend on."""
+    """What an executor needs for them. meets: level -> its exchange; shape: the tiles, alike on all ranks."""
 
     backend: TritonBackend
     control: Control
     meets: dict[int, Meet]
-    signatures: tuple[Signature, ...]
-    longest: int
+    shape: Tiling
 
 
 def variant_of(step: Launch) -> Part:
@@ -70,5 +70,7 @@ def calls_of(
             rows = transport.rows(step.level, signals, waits)
             meeting = Meeting(step.level, max(len(signals), len(waits)))
             meets[step.level] = Meet(meeting, rows, len(signals), len(waits))
-    signatures = dict.fromkeys(s.signature for p in plans for s in p.steps if isinstance(s, Launch))
-    return OneLaunchCalls(backend, transport.control(), meets, tuple(signatures), longest)
+    signatures = list(dict.fromkeys(s.signature for p in plans for s in p.steps if isinstance(s, Launch)))
+    # A rank's plan has the codecs of its own wires.
+    codecs = {name: codec for p in plans for name, codec in p.codecs.items()}
+    return OneLaunchCalls(backend, transport.control(), meets, one_tiling(signatures, codecs, longest))

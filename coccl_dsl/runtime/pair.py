@@ -63,6 +63,8 @@ def bind_pair(
     if not isinstance(tag, int) or not 0 <= tag < MAX_TAG:
         raise BindError(f"tag={tag!r} is not in 0..{MAX_TAG - 1}")
     s = settings_of(collective, like, 2, given)
+    if s.one_launch:
+        raise BindError("one_launch=True is not available: the sender of a send_recv never waits for its receiver")
     if s.transport not in ("auto", "torch"):
         raise BindError(
             f"transport={s.transport!r} is set up by all ranks together; between two ranks of a group there is 'torch'"

@@ -128,45 +128,53 @@ class _Claims:
         self.patches.wrap(module.DistributedDataParallel, "__init__", make)
         rule = self.groups.policy.rule_of("dp", "all_reduce")
         if rule is not None and rule.stateful:
-            self.patches.wrap(module.DistributedDataParallel, "register_comm_hook", self._hooked)
-            self.patches.wrap(module.DistributedDataParallel, "_register_builtin_comm_hook", self._built_in)
-            self.patches.wrap(module.DistributedDataParallel, "forward", self._with_hook(rule))
+            own = module.DistributedDataParallel
+            self.patches.wrap(own, "register_comm_hook", self._hooked(rule))
+            self.patches.wrap(own, "_register_builtin_comm_hook", self._built_in(rule))
+            self.patches.wrap(own, "forward", self._with_hook(rule))
 
-    def _hooked(self, native):
+    def _state(self, model: Any, rule: Rule) -> DDPState:
+        """What a compressor with a state becomes: the state of DDP's hook, which knows the parameters."""
+        inner = rule.compressor_text.removeprefix("error_feedback(").removesuffix(")")
+        state = DDPState(inner, rule.algorithm, model.process_group, error_feedback=True, after_step=rule.after_step)
+        self.groups.hooked(state)
+        return state
+
+    def _hooked(self, rule: Rule):
         """torch's hooks that only average, in the gradients' or a narrower dtype, give way to ours; others are left alone."""
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as known
 
         averaging = (known.allreduce_hook, known.bf16_compress_hook, known.fp16_compress_hook)
 
-        def call(model: Any, state: Any, hook: Any) -> Any:
-            if hook in averaging and (state or dist.group.WORLD) == model.process_group:
-                model._check_comm_hook(hook)
-                return None
-            model.coccl_dsl_hooked = True
-            return native(model, state, hook)
+        def make(native):
+            def call(model: Any, state: Any, hook: Any) -> Any:
+                if hook in averaging and (state or dist.group.WORLD) == model.process_group:
+                    model._check_comm_hook(hook)
+                    state, hook = self._state(model, rule), ddp_hook
+                return native(model, state, hook)
 
-        return call
+            return call
 
-    def _built_in(self, native):
+        return make
+
+    def _built_in(self, rule: Rule):
         """Both of torch's only average."""
 
-        def call(model: Any, comm_hook_type: Any) -> None:
-            pass
+        def make(native):
+            def call(model: Any, comm_hook_type: Any) -> None:
+                model.register_comm_hook(self._state(model, rule), ddp_hook)
 
-        return call
+            return call
+
+        return make
 
     def _with_hook(self, rule: Rule):
-        """A compressor with a state becomes DDP's hook, which knows the parameters, at the first forward, unless the user has another by then."""
+        """A DDP without a hook gets ours at its first forward."""
 
         def make(native):
             def call(model: Any, *args: Any, **kwargs: Any) -> Any:
-                if not getattr(model, "coccl_dsl_hooked", False):
-                    inner = rule.compressor_text.removeprefix("error_feedback(").removesuffix(")")
-                    model.coccl_dsl_state = DDPState(
-                        inner, rule.algorithm, model.process_group, error_feedback=True, after_step=rule.after_step
-                    )
-                    model.register_comm_hook(model.coccl_dsl_state, ddp_hook)
-                    self.groups.hooked(model.coccl_dsl_state)
+                if not model._comm_hooks:
+                    model.register_comm_hook(self._state(model, rule), ddp_hook)
                 return native(model, *args, **kwargs)
 
             return call

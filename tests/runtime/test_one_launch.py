@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from coccl_dsl.plan.one_launch import obstacle, unshared
 from coccl_dsl.plan.ops import Launch, Plan
 from coccl_dsl.runtime.errors import BindError
 from coccl_dsl.runtime.executor import Executor
-from coccl_dsl.runtime.one_launch import OneLaunchCalls, in_one_launch, read_by
+from coccl_dsl.runtime.one_launch import OneLaunchCalls, calls_of, in_one_launch, read_by
+from coccl_dsl.runtime.op import LocalGroup
 from coccl_dsl.runtime.tuning import ONE_LAUNCH_TO
 
 IN_ONE = ["one_shot", "two_shot", "all_gather_direct", "reduce_scatter_direct", "all_to_all_direct"]
@@ -75,10 +78,58 @@ def test_calls_that_start_kernels_most_of_the_time_are_one_launch(name, n, to):
     assert found == list(range(1, len(found) + 1)) and abs(len(found) - to) <= 5
 
 
+MIXED = """
+use "int8.comp"
+use "int4.comp"
+
+collective mixed : all_reduce {
+  ranks r of n
+  inout buf
+  compressor a = int8(group=128)
+  compressor b = int4(group=128)
+  compressor c = int8(group=256)
+  wire v : c
+  phase up {
+    when r == 1 { send compress(a, buf) to 0 as w }
+    when r == 0 and n > 1 { buf += decompress(w) }
+    when r == 2 { send compress(b, buf) to 0 as u }
+    when r == 0 and n > 2 { buf += decompress(u) }
+  }
+  phase down {
+    when r == 0 { v = compress(c, buf) }
+    for k in range(1, n) {
+      when r == 0 { send v to k as v }
+    }
+    buf = decompress(v)
+  }
+}
+"""
+
+
+def test_ranks_with_different_compressors_have_the_same_tiles(tmp_path):
+    (tmp_path / "mixed.coll").write_text(MIXED)
+    c = load(str(tmp_path / "mixed.coll"))
+    trace = c.trace(World((3,)), dtype="bf16", compressors={})
+    plans = c.mapped_plans(World((3,)), dtype="bf16", compressors={}, trace=trace)
+    assert len({tuple(sorted(p.codecs)) for p in plans}) == 3 and obstacle(plans) == ""
+    transport: Any = SimpleNamespace(rows=lambda *_: None, control=lambda: None)
+    backend: Any = None
+    assert len({calls_of(backend, transport, plans, r, 100_000).shape for r in range(3)}) == 1
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 1.0, "yes"])
+def test_one_launch_is_asked_for_by_name(wrong):
+    x = torch.zeros(10)
+    with pytest.raises(BindError, match="is not None, True or False"):
+        load("two_shot").bind(LocalGroup(2), x, one_launch=wrong)
+    with pytest.raises(BindError, match="one_launch=True needs transport symm"):
+        load("two_shot").bind(LocalGroup(2), x, one_launch=True)
+
+
 class _Steps:
     """Stands for the back end: keeps what the kernel would be given."""
 
-    def prepare_call(self, steps, context, control, signatures, longest) -> Any:
+    def prepare_call(self, steps, context, control, shape) -> Any:
         return list(steps), context
 
 
@@ -91,11 +142,11 @@ class _World:
         layouts = [doubled(lay_out(p, raw_codec(dtype), capacity, 1)) for p in self.plans]
         backend: Any = _Steps()
         meets: Any = dict.fromkeys(range(8))
-        control: Any = None
+        nothing: Any = None
         arenas = {r: torch.full((layouts[r].size,), 0xFF, dtype=torch.uint8) for r in range(n)}
         self.executors = []
         for r, plan in enumerate(self.plans):
-            calls = OneLaunchCalls(backend, control, meets, (), 1)
+            calls = OneLaunchCalls(backend, nothing, meets, nothing)
             arena = arenas[r]
             made = Executor(
                 plan,
@@ -156,3 +207,40 @@ def test_no_two_wires_share_a_place():
             }
             slots = [own.wires[w].slot for w in used if w is not None and own.wires[w].slot >= 0]
             assert len(slots) == len(set(slots))
+
+
+def test_what_the_kernel_is_given(monkeypatch):
+    """Its arguments are those that it has, tables hold the rows of even calls, then of odd ones, and its text is made once."""
+    from coccl_dsl.codegen import triton_one_launch
+    from coccl_dsl.codegen.one_launch_source import Control, Folds, Meet, Meeting, arguments_of
+    from coccl_dsl.codegen.triton_backend import TritonBackend
+
+    launches, texts = [], []
+    monkeypatch.setattr(triton_one_launch, "compiled_once", lambda function, variant, make: variant)
+    monkeypatch.setattr(
+        triton_one_launch, "UserLaunch", lambda *given: launches.append(given) or SimpleNamespace(user=None, run=None)
+    )
+    source = triton_one_launch.one_launch_source
+    monkeypatch.setattr(triton_one_launch, "one_launch_source", lambda *a: texts.append(source(*a)) or texts[-1])
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    world = _World("two_shot", 3, "int4", "bf16", 9000)
+    executor = world.executors[1]
+    rows = torch.zeros(2, 3, dtype=torch.int64)
+    meets = {level: Meet(Meeting(level, 2), rows, 2, 2) for level in (0, 1)}
+    control = Control(torch.zeros(16, dtype=torch.int32), torch.zeros(4, dtype=torch.int32), 0, 1000)
+    transport: Any = SimpleNamespace(rows=lambda *_: rows, control=lambda: control)
+    calls = calls_of(TritonBackend(), transport, world.plans, 1, 3000)
+    assert calls.meets.keys() == meets.keys() and calls.shape.tile == 2048
+    executor.one_launch = calls
+    for count in (9000, 4097, 0):
+        prepared = executor.prepare(count)
+        one: Any = prepared.passes[0][0][0]
+        parts = [s.part if isinstance(s, Folds) else s.meeting for s in one.steps]
+        tail = launches[-1][5]
+        assert len(tail) + 2 == len(arguments_of(parts)) and not any(isinstance(v, torch.Tensor) for v in tail)
+        for table, step in zip(one.tables, (s for s in one.steps if isinstance(s, Folds)), strict=True):
+            assert len(table) == max(1, 2 * len(step.even)) and len(step.even) == (count > 0) * len(step.odd)
+            if count:
+                even, odd = table[: len(step.even)], table[len(step.even) :]
+                assert torch.equal(even[:, 0], odd[:, 0]) and not torch.equal(even, odd)
+    assert len(texts) == 1 and len(launches) == 3

@@ -157,6 +157,16 @@ def stateful() -> None:
     with policy(text):
         trained(own)
         assert not ran("all_reduce") and native("all_reduce", "keeps a state"), "a hook of the user's is left alone"
+        model = half()
+        try:
+            model.register_comm_hook(None, default_hooks.allreduce_hook)
+            raise AssertionError("a second hook was taken")
+        except RuntimeError as e:
+            assert "once" in str(e), e
+    before = own()
+    with policy(text):
+        steps(before)
+        assert not ran("all_reduce"), "so is one from before"
     replicas = (replicated, half, built_in)
     for make, op in (*((make, "all_reduce") for make in replicas), (sharded, "reduce_scatter")):
         right = trained(make)

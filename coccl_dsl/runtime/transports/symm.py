@@ -195,7 +195,7 @@ class SymmTransport:
         """Of the op's kernels, which begin, wait and end by themselves."""
         m = self.memory
         self.one_launch = True
-        return Control(m.passed[:PROGRAMS], m.status, self.number, max(1, m.deadline // 1_000_000))
+        return Control(m.passed[:PROGRAMS], m.status, self.number, min(max(1, m.deadline // 1_000_000), 2**31 - 1))
 
     # ------------------------------------------------------------ calls
 
