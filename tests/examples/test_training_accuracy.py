@@ -40,7 +40,11 @@ def test_what_is_there_is_kept_if_its_settings_are_the_same(tmp_path: Path):
 
 
 @pytest.mark.full
-def test_a_run_that_fails_or_is_late_says_so(tmp_path: Path):
+def test_a_run_that_fails_or_is_late_or_compresses_nothing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(accuracy, "BAD", '[[rule]]\non = "tp.all_reduce"\ncompressor = "int8"\n')
+    few = accuracy.SMALL | {"data": "ddp", "mesh": "2x1x1", "steps": 2, "warmup": 1}
+    with pytest.raises(RuntimeError, match="nothing was compressed"):
+        accuracy.run("bad", few, tmp_path / "a.json", 100)
     with pytest.raises(RuntimeError, match=r"exit status 1\n(.|\n)*is not a multiple"):
         accuracy.run("off", accuracy.SMALL | {"data": "ddp", "mesh": "2x1x1", "batch": 3}, tmp_path / "a.json", 100)
     with pytest.raises(RuntimeError, match=r"not done after 1 s \(--seconds\)"):
@@ -55,6 +59,7 @@ def test_a_tiny_model(tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(path.read_text())
     assert all(row["met"] for row in found["compared"].values()) and set(found["runs"]) == {"off", "dp", "bad"}
-    assert found["runs"]["dp"]["sent_share"] < 0.2
+    exact = 30 / 100  # of the steps
+    assert found["runs"]["dp"]["sent_share"] == pytest.approx(exact + (1 - exact) * 4.125 / 32, abs=0.01)
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert again.stdout.count("is there already") == 3
