@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from ..plan.ops import Signature
 from ..wire.codec import Codec
 from .launch import FoldArgs
-from .triton_source import ARGUMENTS, KernelSource, Tiling, parts_of, tiling
+from .tiling import Tiling, tiling
+from .triton_source import ARGUMENTS, KernelSource, span_text
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +31,7 @@ CONTROL = ("turns", "status", "number", "deadline")
 
 
 @dataclass(frozen=True)
-class Part:
+class LaunchPart:
     """A launch: whether each of its folds opens at most one wire, writes one place, and whether it has rows that only copy."""
 
     signature: Signature
@@ -40,7 +41,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class ExchangePart:
     """An exchange. peers: an upper bound of its signals and of its waits."""
 
     level: int
@@ -48,19 +49,19 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Folds:
+class LaunchArgs:
     """What a launch is given in one count: the folds of even and of odd calls, which differ in the places of wires alone."""
 
-    part: Part
+    part: LaunchPart
     even: list[FoldArgs]
     odd: list[FoldArgs]
 
 
 @dataclass(frozen=True)
-class Meet:
+class ExchangeArgs:
     """What an exchange is given. rows: int64[n, 3] on the device, see signals.meet."""
 
-    meeting: Meeting
+    part: ExchangePart
     rows: torch.Tensor
     signals: int
     waits: int
@@ -85,31 +86,31 @@ def one_tiling(signatures: Sequence[Signature], codecs: dict[str, Codec], longes
     return Tiling(tile, small, max(2, min(16, tile // WARP)))
 
 
-def arguments_of(parts: Sequence[Part | Meeting]) -> list[str]:
+def arguments_of(parts: Sequence[LaunchPart | ExchangePart]) -> list[str]:
     """Names of the kernel's arguments, in order; the constant ALIGNED follows."""
     names = ["x", "y"]
     for i, part in enumerate(parts):
-        own = ("table", "folds", "size", "places") if isinstance(part, Part) else ("rows", "signals", "waits")
+        own = ("table", "folds", "size", "places") if isinstance(part, LaunchPart) else ("rows", "signals", "waits")
         names += [f"{name}_{i}" for name in own]
     return [*names, *SHARED, *CONTROL]
 
 
 def one_launch_source(
-    parts: Sequence[Part | Meeting], dtype: str, codecs: dict[str, Codec], factor: bool, shape: Tiling
+    parts: Sequence[LaunchPart | ExchangePart], dtype: str, codecs: dict[str, Codec], factor: bool, shape: Tiling
 ) -> KernelSource:
     """Raises NotImplementedError, naming the operation, where a codec uses one that cannot be generated."""
     texts: dict[Signature, str] = {}
     for part in parts:
-        if isinstance(part, Part) and part.signature not in texts:
+        if isinstance(part, LaunchPart) and part.signature not in texts:
             name = f"FOLD_{len(texts)}"
-            texts[part.signature] = parts_of(part.signature, codecs, factor, shape).replace("FOLD", name)
+            texts[part.signature] = span_text(part.signature, codecs, factor, shape).replace("FOLD", name)
     names = {signature: f"FOLD_{i}" for i, signature in enumerate(texts)}
     text = "\n".join([IMPORT, *texts.values(), *_entry(parts, names, shape)]) + "\n"
     name = f"call_{hashlib.sha256(f'{dtype} {text}'.encode()).hexdigest()[:12]}"
     return KernelSource(name, text.replace("FOLD", name), shape)
 
 
-def _entry(parts: Sequence[Part | Meeting], names: dict[Signature, str], shape: Tiling) -> list[str]:
+def _entry(parts: Sequence[LaunchPart | ExchangePart], names: dict[Signature, str], shape: Tiling) -> list[str]:
     arguments = arguments_of(parts)
     quoted = ", ".join(f'"{a}"' for a in arguments)
     lines = [f"@triton.jit(do_not_specialize=[{quoted}], do_not_specialize_on_alignment=[{quoted}])"]
@@ -118,7 +119,7 @@ def _entry(parts: Sequence[Part | Meeting], names: dict[Signature, str], shape: 
     body += ["turn = tl.load(turns + program)", "odd = turn & 1"]
     after_launch = False
     for i, part in enumerate(parts):
-        if isinstance(part, Meeting):
+        if isinstance(part, ExchangePart):
             peers = 1 << (part.peers - 1).bit_length() if part.peers else 1
             body.append(
                 f"signals.meet(rows_{i}, signals_{i}, waits_{i}, {part.level}, program, turn, status, number, deadline, {peers})"

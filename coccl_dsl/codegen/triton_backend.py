@@ -21,9 +21,10 @@ from triton import knobs
 
 from ..plan.ops import Signature
 from .launch import FoldArgs, OpContext, Place, Prepared, StatePlaces, UserKernel
-from .one_launch_source import Control, Folds, Meet
+from .one_launch_source import Control, ExchangeArgs, LaunchArgs
+from .tiling import Tiling, reads_words, tiling
 from .triton_launch import UserLaunch
-from .triton_source import HEADER, KernelSource, Row, Tiling, kernel_key, kernel_source, reads_words, row_of, tiling
+from .triton_source import HEADER, KernelSource, Row, kernel_key, kernel_source, row_of
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -64,7 +65,7 @@ class TritonBackend:
 
     def prepare_call(
         self,
-        steps: Sequence[Folds | Meet],
+        steps: Sequence[LaunchArgs | ExchangeArgs],
         context: OpContext,
         control: Control,
         shape: Tiling,
@@ -72,7 +73,7 @@ class TritonBackend:
         """A kernel that runs a whole call. shape: its tiles, the same elements on all ranks."""
         from .triton_one_launch import OneLaunch, function_for
 
-        parts = tuple(s.part if isinstance(s, Folds) else s.meeting for s in steps)
+        parts = tuple(s.part for s in steps)
         names = tuple((key, codec.name) for key, codec in context.codecs.items())
         key = parts, names, context.dtype, context.factor is not None, shape
         if key not in self._calls:

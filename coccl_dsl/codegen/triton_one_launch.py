@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from .launch import OpContext, UserKernel
-from .one_launch_source import PROGRAMS, Control, Folds, Meet, Meeting, Part, one_launch_source
+from .one_launch_source import PROGRAMS, Control, ExchangeArgs, ExchangePart, LaunchArgs, LaunchPart, one_launch_source
+from .tiling import Tiling
 from .triton_backend import DTYPES, Rows, compiled_once, function_of
 from .triton_launch import UserLaunch
-from .triton_source import Tiling, row_of
+from .triton_source import row_of
 
 
-def function_for(parts: Sequence[Part | Meeting], context: OpContext, shape: Tiling) -> Any:
+def function_for(parts: Sequence[LaunchPart | ExchangePart], context: OpContext, shape: Tiling) -> Any:
     """The jit function of a call made of these parts."""
     return function_of(one_launch_source(parts, context.dtype, context.codecs, context.factor is not None, shape))
 
@@ -23,7 +24,12 @@ class OneLaunch:
     """A call of one count, ready to run: `launch.Prepared`. function: `function_for` of its steps."""
 
     def __init__(
-        self, function: Any, steps: Sequence[Folds | Meet], context: OpContext, control: Control, shape: Tiling
+        self,
+        function: Any,
+        steps: Sequence[LaunchArgs | ExchangeArgs],
+        context: OpContext,
+        control: Control,
+        shape: Tiling,
     ):
         self.steps, self.context, self.control = steps, context, control
         index = context.rng.device.index or 0
@@ -31,7 +37,7 @@ class OneLaunch:
         self.aligned = True
         own: list[Any] = []
         for step in steps:
-            own += self._launch(step) if isinstance(step, Folds) else [step.rows, step.signals, step.waits]
+            own += self._launch(step) if isinstance(step, LaunchArgs) else [step.rows, step.signals, step.waits]
         factor = float(context.factor if context.factor is not None else 1.0)
         shared = [factor, context.rng, context.version, context.flags]
         # The status lies in host memory, which Triton would refuse as a tensor: given by its address.
@@ -57,7 +63,7 @@ class OneLaunch:
         self.user_kernel: UserKernel | None = launch.user
         self.run = launch.run
 
-    def _launch(self, step: Folds) -> list[Any]:
+    def _launch(self, step: LaunchArgs) -> list[Any]:
         signature, context = step.part.signature, self.context
         row = row_of(signature, context.codecs)
         even, odd = (Rows(row, signature, folds, context) for folds in (step.even, step.odd))

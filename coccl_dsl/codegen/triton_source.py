@@ -34,15 +34,11 @@ from dataclasses import dataclass
 from ..plan.ops import Signature
 from ..wire.codec import FRAME, TYPES, Codec, Field, Node, walk
 from ..wire.layout import ALIGN, frame_bytes
-from .patterns import asks_of_input, fits, roots_of
+from .patterns import fits
+from .tiling import Tiling, codecs_of, owned, reads_words, spread, tiling
 from .triton_graph import Printer
 from .triton_names import width
 
-# Elements of a whole tile, of a small one, and of a warp in a whole one: small tiles start
-# the link early; see benchmarks/results/nvlink.json.
-TILE = 2048
-SMALL = 1024
-WARP = 1024
 HEADER = """import triton
 import triton.language as tl
 
@@ -57,21 +53,6 @@ FIXED = 5
 
 _CONSTANTS = ", ".join(f"{name}: tl.constexpr" for name in VARIANTS)
 _STATE_DTYPES = {"f32": "tl.float32", "bf16": "tl.bfloat16", "f16": "tl.float16"}
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """tile: elements of a whole tile; small: of the tiles that cut what is left; warps, registers: `num_warps` and `maxnreg` at launch, where
-    0 is no bound."""
-
-    tile: int
-    small: int
-    warps: int
-    registers: int = 0
-
-    def programs(self, length: int) -> int:
-        """How many programs a piece of `length` elements takes."""
-        return length // self.tile - (-(length % self.tile) // self.small)
 
 
 @dataclass(frozen=True)
@@ -120,7 +101,7 @@ class Row:
 
 def row_of(signature: Signature, codecs: dict[str, Codec]) -> Row:
     """Which columns the segment table of a signature has."""
-    out, opened = _codecs(signature, codecs)
+    out, opened = codecs_of(signature, codecs)
     return Row(
         len(signature.dense),
         len(signature.sinks),
@@ -132,7 +113,7 @@ def row_of(signature: Signature, codecs: dict[str, Codec]) -> Row:
 
 def kernel_key(signature: Signature, dtype: str, codecs: dict[str, Codec], factor: bool) -> str:
     """What decides a kernel's text, cheap to make: by it a back end finds kernels of a generated module."""
-    names = [c.name if c else "" for c in _codecs(signature, codecs)]
+    names = [c.name if c else "" for c in codecs_of(signature, codecs)]
     return "|".join(
         [
             str(signature),
@@ -146,29 +127,6 @@ def kernel_key(signature: Signature, dtype: str, codecs: dict[str, Codec], facto
     )
 
 
-def reads_words(signature: Signature, codecs: dict[str, Codec], factor: bool) -> bool:
-    """Whether what is compressed is the input as it lies in memory, and something is asked of it that its words tell (triton_pairs.py)."""
-    out, opened = _codecs(signature, codecs)
-    if out is None or opened is not None or factor or signature.dense != (("input", 0),):
-        return False
-    return signature.basis <= 1 and out.basis <= 1 and out.group >= 4 and asks_of_input(out)
-
-
-def tiling(signature: Signature, codecs: dict[str, Codec], words: bool = False) -> Tiling:
-    """Tiles are multiples of every group and Hadamard block, with 32 to 64 elements a thread in whole ones.
-
-    words: the kernel keeps its input as pairs of 16-bit values. A frame then takes half a multiprocessor's registers, if told to: one
-    program computes while another one's frame is on its way.
-    """
-    out, opened = _codecs(signature, codecs)
-    if out is not None and out.has_frame_fields:
-        return Tiling(FRAME, FRAME, 16, 64) if words else Tiling(FRAME, FRAME, 32)
-    bases = [signature.basis, *(b for _, b in signature.dense), *(b for _, b, _ in signature.sinks)]
-    least = max([c.group for c in (out, opened) if c] + bases)
-    tile = max(TILE, least)
-    return Tiling(tile, max(SMALL, least), max(2, min(16, tile // WARP)))
-
-
 def kernel_source(signature: Signature, dtype: str, codecs: dict[str, Codec], factor: bool) -> KernelSource:
     """The kernel of a signature for tensors of `dtype` (f32, bf16, f16). factor: the op multiplies what it reads of the input.
 
@@ -180,32 +138,9 @@ def kernel_source(signature: Signature, dtype: str, codecs: dict[str, Codec], fa
     return KernelSource(name, text.replace("FOLD", name), shape)
 
 
-def parts_of(signature: Signature, codecs: dict[str, Codec], factor: bool, shape: Tiling) -> str:
+def span_text(signature: Signature, codecs: dict[str, Codec], factor: bool, shape: Tiling) -> str:
     """The functions of a signature, for a kernel that runs several: FOLD_span does a program's tiles of one row."""
     return _Kernel(signature, codecs, factor, shape).text(_Kernel._span)
-
-
-def _owned(codec: Codec | None) -> int:
-    """Elements in a row that a thread holds, so that its codes are 16 bytes in a row; 0 where it does not matter, or where groups are longer
-    than a few threads' rows, or states, which are read in the usual order, would have to be moved."""
-    if codec is None or codec.group > 256 or codec.stateful:
-        return 0
-    bits = [f.bits for f in codec.fields if f.per == "array"]
-    return min(32, 128 // max(bits)) if bits and max(bits) <= 8 else 0
-
-
-def _spread(codec: Codec) -> int:
-    """The longest run of elements that are summed or rotated when `codec` compresses, where it is more than a thread has in a row, else 0."""
-    sums = [n.args[0].length for n in walk(roots_of(codec)) if n.op == "rsum"]
-    turns = [n.attr[0] for n in walk(roots_of(codec)) if n.op == "hadamard"]
-    longest = max([*sums, *turns], default=0)
-    return longest if longest > 32 and longest & (longest - 1) == 0 else 0
-
-
-def _codecs(signature: Signature, codecs: dict[str, Codec]) -> tuple[Codec | None, Codec | None]:
-    """The out codec and the in codec."""
-    out = codecs[signature.out_codec] if signature.out_codec else None
-    return out, codecs[signature.in_codec] if signature.in_codec else None
 
 
 class _Lines:
@@ -225,9 +160,9 @@ class _Lines:
 class _Kernel:
     def __init__(self, signature: Signature, codecs: dict[str, Codec], factor: bool, tiling: Tiling):
         self.s, self.factor, self.tiling = signature, factor, tiling
-        self.out, self.opened = _codecs(signature, codecs)
+        self.out, self.opened = codecs_of(signature, codecs)
         self.row = row_of(signature, codecs)
-        self.own = _owned(self.out or self.opened)
+        self.own = owned(self.out or self.opened)
         self.words = reads_words(signature, codecs, factor)
         self.o = _Lines()
 
@@ -402,8 +337,8 @@ class _Kernel:
                 o.add(f"source = memory.place(tl.load(row + {column}) + first * 4, tl.float32, 4 * TILE)")
             load = f"source, {self._live_length(basis)} - first, TILE, FULL"
             if self.words:
-                spread = _spread(self.out) if self.out is not None and self.own else 0
-                own = f", 32, {spread}" if spread else f", {self.own}" if self.own else ""
+                block = spread(self.out) if self.out is not None and self.own else 0
+                own = f", 32, {block}" if block else f", {self.own}" if self.own else ""
                 o.add(f"words = pairs.load({load}, ALIGNED{own})", f"{name} = pairs.values(words)")
             else:
                 o.add(f"{name} = memory.load_flat({load}{f', {self.own}' if self.own else ''})")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .ops import Copy, Credits, Exchange, Launch, Plan
+from .ops import Copy, Credits, Exchange, Plan
 
 # Each launch is compiled into the kernel.
 MOST_LAUNCHES = 4
@@ -57,8 +57,3 @@ def unshared(plan: Plan) -> Plan:
         kept[number] = replace(kept[number], slot=len(slots))  # type: ignore[type-var]
         slots.append(((kind, number),))
     return replace(plan, slots=tuple(slots), wires=wires, scratch=scratch, credits=Credits((), ()))
-
-
-def shape_of(plan: Plan) -> list[Launch | Exchange]:
-    """The steps that the kernel is made of, in order."""
-    return [s for s in plan.steps if isinstance(s, Launch | Exchange)]

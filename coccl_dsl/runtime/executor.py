@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..codegen.launch import Backend, FoldArgs, OpContext, Place, Prepared, StatePlaces
-from ..codegen.one_launch_source import Folds, Meet
+from ..codegen.one_launch_source import ExchangeArgs, LaunchArgs
 from ..pipeline import raw_codec
 from ..plan.cut import Cut, Piece, cut, piece
 from ..plan.memory import Layout, doubled, incoming, lay_out, passes_of
@@ -234,17 +234,17 @@ class Executor:
     def _call(self, one: OneLaunchCalls, made: Cut, context: OpContext) -> Prepared:
         """All steps in one launch. A wire has the place of slice 0 in even calls, that of slice 1 in odd ones."""
         even, odd = (_Part(made, k, 0, 1) for k in (0, 1))
-        steps: list[Folds | Meet] = []
+        steps: list[LaunchArgs | ExchangeArgs] = []
         for step in self.plan.steps:
             if isinstance(step, Exchange):
-                steps.append(one.meets[step.level])
+                steps.append(one.exchanges[step.level])
             elif isinstance(step, Launch):
                 both = [
                     [a for f in step.folds if (a := self._fold(f, part, context.codecs)) is not None]
                     + self._copied(step, part)
                     for part in (even, odd)
                 ]
-                steps.append(Folds(variant_of(step), *both))
+                steps.append(LaunchArgs(variant_of(step), *both))
         return one.backend.prepare_call(steps, context, one.control, one.shape)
 
     def _place(self, slot: int, k: int) -> Place:

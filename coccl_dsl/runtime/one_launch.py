@@ -6,31 +6,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..codegen.one_launch_source import Control, Meet, Meeting, Part, one_tiling
+from ..codegen.one_launch_source import Control, ExchangeArgs, ExchangePart, LaunchPart, one_tiling
 from ..plan.one_launch import obstacle
 from ..plan.ops import Exchange, Launch, Plan
 from .errors import BindError
 from .tuning import ONE_LAUNCH_TO
 
 if TYPE_CHECKING:
+    from ..codegen.tiling import Tiling
     from ..codegen.triton_backend import TritonBackend
-    from ..codegen.triton_source import Tiling
     from .transports.symm import SymmTransport
 
 
 @dataclass(frozen=True)
 class OneLaunchCalls:
-    """What an executor needs for them. meets: level -> its exchange; shape: the tiles, alike on all ranks."""
+    """What an executor needs for them. exchanges: level -> its exchange; shape: the tiles, alike on all ranks."""
 
     backend: TritonBackend
     control: Control
-    meets: dict[int, Meet]
+    exchanges: dict[int, ExchangeArgs]
     shape: Tiling
 
 
-def variant_of(step: Launch) -> Part:
+def variant_of(step: Launch) -> LaunchPart:
     """The variant of a launch: of its plan, not of a count, so that all counts run the same kernel."""
-    return Part(
+    return LaunchPart(
         step.signature,
         all(len(f.opened) <= 1 for f in step.folds),
         all(f.local + len(f.remote) == 1 for f in step.folds if f.wire is not None),
@@ -62,15 +62,15 @@ def calls_of(
     backend: TritonBackend, transport: SymmTransport, plans: Sequence[Plan], rank: int, longest: int
 ) -> OneLaunchCalls:
     """Of one rank, whose transport has the counters."""
-    meets = {}
+    exchanges = {}
     for step in plans[rank].steps:
         if isinstance(step, Exchange):
             signals = tuple(dict.fromkeys(t.peer for t in step.sends))
             waits = tuple(dict.fromkeys(t.peer for t in step.recvs))
             rows = transport.rows(step.level, signals, waits)
-            meeting = Meeting(step.level, max(len(signals), len(waits)))
-            meets[step.level] = Meet(meeting, rows, len(signals), len(waits))
+            part = ExchangePart(step.level, max(len(signals), len(waits)))
+            exchanges[step.level] = ExchangeArgs(part, rows, len(signals), len(waits))
     signatures = list(dict.fromkeys(s.signature for p in plans for s in p.steps if isinstance(s, Launch)))
     # A rank's plan has the codecs of its own wires.
     codecs = {name: codec for p in plans for name, codec in p.codecs.items()}
-    return OneLaunchCalls(backend, transport.control(), meets, one_tiling(signatures, codecs, longest))
+    return OneLaunchCalls(backend, transport.control(), exchanges, one_tiling(signatures, codecs, longest))

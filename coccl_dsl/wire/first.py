@@ -8,7 +8,7 @@ from .codec import Codec, Field
 from .scope import Bound
 
 if TYPE_CHECKING:
-    from .compile import Instance
+    from .instance import Instance
 
 
 def wants_first(top: Instance) -> bool:

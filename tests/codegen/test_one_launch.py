@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from coccl_dsl.codegen.one_launch_source import Meeting, Part, arguments_of, one_launch_source, one_tiling
+from coccl_dsl.codegen.one_launch_source import ExchangePart, LaunchPart, arguments_of, one_launch_source, one_tiling
 from coccl_dsl.codegen.triton_source import HEADER, KernelSource
 from coccl_dsl.pipeline import World, load
 from coccl_dsl.plan.ops import Exchange, Launch, Plan
@@ -32,20 +32,20 @@ def plans_of(name: str, n: int, compressor: str, dtype: str = "bf16") -> list[Pl
     return c.mapped_plans(world, dtype=dtype, compressors=names, trace=trace)
 
 
-def parts_of(plan: Plan) -> list[Part | Meeting]:
-    parts: list[Part | Meeting] = []
+def parts_of(plan: Plan) -> list[LaunchPart | ExchangePart]:
+    parts: list[LaunchPart | ExchangePart] = []
     for step in plan.steps:
         if isinstance(step, Launch):
             parts.append(variant_of(step))
         elif isinstance(step, Exchange):
-            parts.append(Meeting(step.level, max(len(step.sends), len(step.recvs))))
+            parts.append(ExchangePart(step.level, max(len(step.sends), len(step.recvs))))
     return parts
 
 
 def source_of(name: str, n: int, compressor: str, dtype: str = "bf16", longest: int = 1) -> KernelSource:
     plan = plans_of(name, n, compressor, dtype)[0]
     parts = parts_of(plan)
-    shape = one_tiling([p.signature for p in parts if isinstance(p, Part)], plan.codecs, longest)
+    shape = one_tiling([p.signature for p in parts if isinstance(p, LaunchPart)], plan.codecs, longest)
     return one_launch_source(parts, dtype, plan.codecs, False, shape)
 
 
@@ -90,7 +90,7 @@ def test_stores_are_released_and_loads_acquired_behind_barriers(compiled, name, 
         "release" if "release" in e else "acquire" if "acquire" in e else "barrier" if "bar" in e else "data"
         for e in events
     ]
-    levels = sum(isinstance(p, Meeting) for p in parts_of(plans_of(name, n, compressor)[0]))
+    levels = sum(isinstance(p, ExchangePart) for p in parts_of(plans_of(name, n, compressor)[0]))
     assert kinds.count("release") >= levels and kinds.count("acquire") >= levels
     for at, kind in enumerate(kinds):
         if kind == "release":
@@ -125,7 +125,7 @@ def test_a_kernel_is_the_same_for_all_ranks_and_counts():
         texts = set()
         for plan in plans_of(name, 3, "int8"):
             parts = parts_of(plan)
-            shape = one_tiling([p.signature for p in parts if isinstance(p, Part)], plan.codecs, 100)
+            shape = one_tiling([p.signature for p in parts if isinstance(p, LaunchPart)], plan.codecs, 100)
             texts.add(one_launch_source(parts, "bf16", plan.codecs, False, shape).text)
             assert len(arguments_of(parts)) == len(set(arguments_of(parts)))
         assert len(texts) == 1, name
@@ -133,6 +133,8 @@ def test_a_kernel_is_the_same_for_all_ranks_and_counts():
 
 def test_tiles_hold_whole_groups_and_grow_with_the_chunk():
     codecs = plans_of("one_shot", 2, "int8(group=2048)")[0].codecs
-    signatures = [p.signature for p in parts_of(plans_of("one_shot", 2, "int8(group=2048)")[0]) if isinstance(p, Part)]
+    signatures = [
+        p.signature for p in parts_of(plans_of("one_shot", 2, "int8(group=2048)")[0]) if isinstance(p, LaunchPart)
+    ]
     small, large = (one_tiling(signatures, codecs, longest) for longest in (1, 1 << 20))
     assert (small.tile, small.small) == (2048, 2048) and (large.tile, large.small) == (8192, 2048)

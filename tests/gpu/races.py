@@ -147,7 +147,7 @@ def break_op(op, what: str) -> None:
         return
     if one is not None:
         level = int(what.removeprefix("level:"))
-        one.meets[level] = replace(one.meets[level], waits=0)
+        one.exchanges[level] = replace(one.exchanges[level], waits=0)
         return
     if what == "turns":
         begin, transport.reuses = transport.begin, False

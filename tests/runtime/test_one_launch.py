@@ -11,7 +11,7 @@ import torch
 
 from coccl_dsl import simulate
 from coccl_dsl.codegen.eager import EagerBackend
-from coccl_dsl.codegen.one_launch_source import Folds
+from coccl_dsl.codegen.one_launch_source import LaunchArgs
 from coccl_dsl.pipeline import World, load, raw_codec
 from coccl_dsl.plan.cut import cut
 from coccl_dsl.plan.memory import doubled, lay_out
@@ -141,12 +141,12 @@ class _World:
         self.plans = [unshared(p) for p in plans_of(name, n, compressor, dtype)]
         layouts = [doubled(lay_out(p, raw_codec(dtype), capacity, 1)) for p in self.plans]
         backend: Any = _Steps()
-        meets: Any = dict.fromkeys(range(8))
+        exchanges: Any = dict.fromkeys(range(8))
         nothing: Any = None
         arenas = {r: torch.full((layouts[r].size,), 0xFF, dtype=torch.uint8) for r in range(n)}
         self.executors = []
         for r, plan in enumerate(self.plans):
-            calls = OneLaunchCalls(backend, nothing, meets, nothing)
+            calls = OneLaunchCalls(backend, nothing, exchanges, nothing)
             arena = arenas[r]
             made = Executor(
                 plan,
@@ -169,7 +169,7 @@ class _World:
         for at in range(max(len(steps) for steps, _ in ranks)):
             for (steps, context), x, y in zip(ranks, xs, ys, strict=True):
                 step = steps[at] if at < len(steps) else None
-                if isinstance(step, Folds) and (folds := step.odd if number % 2 else step.even):
+                if isinstance(step, LaunchArgs) and (folds := step.odd if number % 2 else step.even):
                     EagerBackend().prepare(step.part.signature, folds, context).run(x, y)
         return ys
 
@@ -212,7 +212,7 @@ def test_no_two_wires_share_a_place():
 def test_what_the_kernel_is_given(monkeypatch):
     """Its arguments are those that it has, tables hold the rows of even calls, then of odd ones, and its text is made once."""
     from coccl_dsl.codegen import triton_one_launch
-    from coccl_dsl.codegen.one_launch_source import Control, Folds, Meet, Meeting, arguments_of
+    from coccl_dsl.codegen.one_launch_source import Control, ExchangeArgs, ExchangePart, LaunchArgs, arguments_of
     from coccl_dsl.codegen.triton_backend import TritonBackend
 
     launches, texts = [], []
@@ -226,19 +226,19 @@ def test_what_the_kernel_is_given(monkeypatch):
     world = _World("two_shot", 3, "int4", "bf16", 9000)
     executor = world.executors[1]
     rows = torch.zeros(2, 3, dtype=torch.int64)
-    meets = {level: Meet(Meeting(level, 2), rows, 2, 2) for level in (0, 1)}
+    exchanges = {level: ExchangeArgs(ExchangePart(level, 2), rows, 2, 2) for level in (0, 1)}
     control = Control(torch.zeros(16, dtype=torch.int32), torch.zeros(4, dtype=torch.int32), 0, 1000)
     transport: Any = SimpleNamespace(rows=lambda *_: rows, control=lambda: control)
     calls = calls_of(TritonBackend(), transport, world.plans, 1, 3000)
-    assert calls.meets.keys() == meets.keys() and calls.shape.tile == 2048
+    assert calls.exchanges.keys() == exchanges.keys() and calls.shape.tile == 2048
     executor.one_launch = calls
     for count in (9000, 4097, 0):
         prepared = executor.prepare(count)
         one: Any = prepared.passes[0][0][0]
-        parts = [s.part if isinstance(s, Folds) else s.meeting for s in one.steps]
+        parts = [s.part for s in one.steps]
         tail = launches[-1][5]
         assert len(tail) + 2 == len(arguments_of(parts)) and not any(isinstance(v, torch.Tensor) for v in tail)
-        for table, step in zip(one.tables, (s for s in one.steps if isinstance(s, Folds)), strict=True):
+        for table, step in zip(one.tables, (s for s in one.steps if isinstance(s, LaunchArgs)), strict=True):
             assert len(table) == max(1, 2 * len(step.even)) and len(step.even) == (count > 0) * len(step.odd)
             if count:
                 even, odd = table[: len(step.even)], table[len(step.even) :]
