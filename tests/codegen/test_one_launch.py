@@ -138,3 +138,16 @@ def test_tiles_hold_whole_groups_and_grow_with_the_chunk():
     ]
     small, large = (one_tiling(signatures, codecs, longest) for longest in (1, 1 << 20))
     assert (small.tile, small.small) == (2048, 2048) and (large.tile, large.small) == (8192, 2048)
+
+
+def test_the_kernel_s_text_takes_the_places_of_its_turn():
+    """Rows of odd calls lie behind those of even ones; launches and exchanges come in the plan's order; the turn is counted last."""
+    text = source_of("two_shot", 2, "int8").text
+    body = [line.strip() for line in text[text.index("turn = tl.load(turns + program)") :].splitlines()]
+    assert body[:2] == ["turn = tl.load(turns + program)", "odd = turn & 1"]
+    rows = [f"row = table_{i} + (odd * folds_{i} + k) * size_{i}" for i in (0, 2, 4)]
+    meets = ["signals.meet(rows_1, signals_1, waits_1, 0,", "signals.meet(rows_3, signals_3, waits_3, 1,"]
+    found = [line for line in body if line.startswith(("row = ", "signals.meet"))]
+    assert [found[i] for i in (0, 2, 4)] == rows and len(found) == 5
+    assert all(found[i].startswith(m) for i, m in zip((1, 3), meets, strict=True))
+    assert body[-2:] == ["tl.debug_barrier()", "tl.store(turns + program, turn + 1)"]
