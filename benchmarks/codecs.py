@@ -83,7 +83,7 @@ def main() -> int:
     for text, dtype in jobs:
         for row in codecs.measure(text, dtype, size, rate, backend, device, sets=o.sets, repeats=o.repeats):
             rows.append(row)
-            missed = row.bar is not None and dtype == "bf16" and row.share < row.bar
+            missed = row.bar is not None and row.share < row.bar
             wrong, below = wrong + (not row.equal), below + missed
             bar = "" if row.bar is None else f"{row.bar:.0%}{' missed' if missed else ''}"
             note = "" if row.equal else "  WRONG BITS"

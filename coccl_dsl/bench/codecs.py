@@ -29,7 +29,7 @@ MIDDLE = "middle"
 # Elements of the comparison with the reference: whole tiles, small ones, a short second frame.
 CHECKED = 100_003
 
-# What the library aims at, as shares of the copy rate of compress and of decompress-add.
+# What the library aims at, as shares of the copy rate of compress and of decompress-add, in bfloat16.
 BARS = {
     0.9: ("int8",),
     0.8: ("int4", "uint8", "uint4", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp4", "bfp8"),
@@ -75,7 +75,9 @@ TEXTS = (
 )
 
 
-def bar_of(text: str) -> float | None:
+def bar_of(text: str, dtype: str) -> float | None:
+    if dtype != "bf16":
+        return None
     return next((bar for bar, names in BARS.items() if text in names), None)
 
 
@@ -227,7 +229,7 @@ def measure(
         us = timed([one.run for one in launches], repeats, device)
         del launches
         moved = moved_bytes(c, form, count)
-        bar = bar_of(text) if form != MIDDLE else None
+        bar = bar_of(text, dtype) if form != MIDDLE else None
         rows.append(
             Row(
                 text,

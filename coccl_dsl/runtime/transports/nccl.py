@@ -1,15 +1,14 @@
 """Transfers through a private NCCL communicator (cupy): one grouped send/recv of whole frames a level, on a side stream.
 
 The communicator is made in bind only, on a thread of its own, in one order on all ranks; peers are connected there. A watchdog aborts it when
-a level is not complete within the group's timeout, and later calls raise.
+a level is not complete within the group's timeout, or NCCL reports an error, and later calls raise. It closes it once the group and the ops that
+use it are gone.
 """
 
 from __future__ import annotations
 
 import base64
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -19,9 +18,10 @@ import torch
 import torch.distributed as dist
 
 from ..agreement import Meeting
-from ..errors import BindError, CollectiveError, CollectiveTimeout
+from ..errors import BindError
 from ..executor import ExchangeCall
 from .base import Done, Pending
+from .watchdog import Watchdog
 
 _communicators: WeakKeyDictionary[dist.ProcessGroup, _Communicator] = WeakKeyDictionary()
 
@@ -68,11 +68,8 @@ class _Communicator:
         unique = base64.b64decode(meeting.gather("nccl id", own)[0])
         self.comm: Any = None
         self.stream = torch.cuda.Stream(device)
-        self.failed: CollectiveError | None = None
-        self.inflight: deque[tuple[Any, float, str]] = deque()
-        self.lock = threading.Lock()
         self._on_thread(lambda: self._connect(unique))
-        threading.Thread(target=self._watch, daemon=True, name="coccl-nccl-watchdog").start()
+        self.watchdog = Watchdog(self.comm, timeout)
 
     def _on_thread(self, work: Callable[[], None]) -> None:
         problem: list[BaseException] = []
@@ -107,23 +104,9 @@ class _Communicator:
                 self.nccl.groupEnd()
                 self.stream.synchronize()
 
-    def _watch(self) -> None:
-        while self.failed is None:
-            time.sleep(0.05)
-            with self.lock:
-                while self.inflight and self.inflight[0][0].query():
-                    self.inflight.popleft()
-                late = self.inflight[0][2] if self.inflight and time.monotonic() > self.inflight[0][1] else None
-            if late is not None:
-                self.failed = CollectiveTimeout(
-                    f"{late}: not complete within {self.timeout.total_seconds():g} s; the communicator was aborted"
-                )
-                self.comm.abort()
-
     def exchange(self, call: ExchangeCall, what: str, beside: bool, collectives: bool) -> Any:
         """Enqueue one level on the current stream, or on the communicator's own `beside` it. Returns an event that comes after it."""
-        if self.failed is not None:
-            raise self.failed
+        self.watchdog.check()
         on = torch.cuda.current_stream(self.device)
         if beside:
             self.stream.wait_stream(on)
@@ -144,13 +127,8 @@ class _Communicator:
         done = on.record_event()
         if not torch.cuda.is_current_stream_capturing():
             peers = sorted({p.peer for p in (*call.sends, *call.recvs)})
-            self.watch(done, f"{what}: step {call.level}, slice {call.slice}, with ranks {peers}")
+            self.watchdog.add(done, f"{what}: step {call.level}, slice {call.slice}, with ranks {peers}")
         return done
-
-    def watch(self, done: Any, where: str) -> None:
-        """Abort unless the event comes within the timeout."""
-        with self.lock:
-            self.inflight.append((done, time.monotonic() + self.timeout.total_seconds(), where))
 
 
 class _Posted:
@@ -188,14 +166,13 @@ class NcclTransport:
         return f"{self.name} (a private communicator through cupy)"
 
     def check(self) -> None:
-        if self.shared.failed is not None:
-            raise self.shared.failed
+        self.shared.watchdog.check()
 
     begin = check
 
     def replayed(self) -> None:
         done = torch.cuda.current_stream(self.device).record_event()
-        self.shared.watch(done, f"{self.what}: a replayed call")
+        self.shared.watchdog.add(done, f"{self.what}: a replayed call")
 
     def post(self, call: ExchangeCall) -> Pending:
         if not call.sends and not call.recvs and not (self.collectives and call.gather):
