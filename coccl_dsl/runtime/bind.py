@@ -34,6 +34,7 @@ from .executor import Executor
 from .measured import agree_on_table, host_text
 from .one_launch import OneLaunchCalls, calls_of, in_one_launch, read_by
 from .op import LocalGroup, LocalOp, Op, Settings, Turn
+from .record import record_of
 from .simulate import world_of
 from .transports.base import Transport
 from .transports.torch_p2p import TorchTransport, group_timeout
@@ -265,6 +266,7 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
         log.debug("bind failed", exc_info=True)
     meeting.report(problem)
     assert op is not None
+    op.record = record_of(pg)
     if chosen.name.startswith("nccl"):  # which wants captures to be uniform over ranks
         told = [(r, t) for r, t in enumerate(meeting.gather("graphs", op.graphs.why)) if t]
         op.graphs.why = op.graphs.why or (f"rank {told[0][0]}: {told[0][1]}" if told else "")

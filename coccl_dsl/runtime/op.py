@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from .dtypes import dtype_name
 from .errors import CollectiveError
 from .executor import Executor
 from .own_graphs import OwnGraph, OwnGraphs, unavailable
+from .record import Record
 from .replay import call_number, in_region
 from .transports.base import Transport, drive
 from .transports.local import run_all
@@ -123,6 +125,7 @@ class Op:
         self.turn = turn if turn is not None else Turn(device)
         self.graphs = OwnGraphs(self._why_no_graphs())
         self.closed = ""
+        self.record: Record | None = None
 
     def close(self, why: str) -> None:
         """Let go of memory, states, transport and captured graphs. Nothing of the op may still run; calls from now on raise, and say why."""
@@ -147,6 +150,14 @@ class Op:
         if any(isinstance(s, Copy) and s.pairs for s in self.plan.steps):
             return "it hands chunks on by copies of the user's memory"
         return self.transport.no_graphs or unavailable(self.device)
+
+    @cached_property
+    def what(self) -> str:
+        """What its calls are, in a record: the same on all ranks."""
+        c, s, name = self.collective, self.settings, dtype_name(self.dtype)
+        codecs = ", ".join(codec.name for codec in c.program(name, s.compressors).codecs.values())
+        over = self.transport.name if self.transport is not None else "nothing"
+        return f"{c.kind} {c.name}({codecs}) {s.op} of {name} over {over}"
 
     @property
     def slices(self) -> int:
@@ -174,6 +185,21 @@ class Op:
         Returns the result, or with async_op a `Work`. Raises TypeError / ValueError for arguments that do not fit, CollectiveError and
         CollectiveTimeout when a peer fails.
         """
+        try:
+            return self._dispatch(x, out, async_op, input_splits, output_splits)
+        except CollectiveError as e:
+            if self.record is not None:
+                self.record.failed(e)
+            raise
+
+    def _dispatch(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor | None,
+        async_op: bool,
+        input_splits: Sequence[int] | None,
+        output_splits: Sequence[int] | None,
+    ) -> Any:
         splits = None
         if input_splits is None and output_splits is None:
             if self.graphs.of and out is not None and not async_op and self._replayed(x, out):
@@ -260,6 +286,8 @@ class Op:
     def _launch(self, graph: OwnGraph, px: int, py: int) -> None:
         assert self._executor is not None and self.transport is not None
         self.transport.check()
+        if self.record is not None:
+            self.record.add(self.what, graph.inputs)
         graph.launch(px, py, torch._C._cuda_getCurrentRawStream(self.device.index))
         self.transport.replayed()
         self._executor.calls += 1
@@ -277,6 +305,8 @@ class Op:
             with torch.cuda.device(self.device):
                 self._launch(graph, x.data_ptr(), y.data_ptr())
             return
+        if self.record is not None:
+            self.record.add(self.what, count)
         if not in_region():
             drive(executor, transport, x, y, count, splits)
             return

@@ -20,6 +20,7 @@ from .dtypes import dtype_name
 from .errors import BindError
 from .executor import Executor
 from .op import Op
+from .record import record_of
 from .transports.torch_p2p import MAX_TAG, TorchTransport
 from .tuning import tuned
 
@@ -79,4 +80,6 @@ def bind_pair(
     executor.prepare(s.capacity)
     what = f"`{collective.name}` from rank {ends[0]} to rank {ends[1]}"
     transport = TorchTransport(pg, like.device, what, ends, 1 + tag)
-    return PairOp(collective, world, rank, plan, executor, transport, s, like.device, like.dtype)
+    op = PairOp(collective, world, rank, plan, executor, transport, s, like.device, like.dtype)
+    op.record = record_of(pg, f"{ends[0]}-{ends[1]}.{tag}")
+    return op

@@ -24,6 +24,7 @@ from .dtypes import dtype_name
 from .errors import BindError, CollectiveError
 from .measured import Measured, agree_on_table, host_text
 from .op import Op, Turn
+from .record import record_of
 from .simulate import world_of
 from .transports.torch_p2p import TorchTransport, group_timeout
 
@@ -132,9 +133,10 @@ class Session:
             if self.world == 1:
                 return Op(collective, world, self.rank, None, None, None, s, self.device, dtype)
             trace = collective.trace(world, dtype=dtype_name(dtype), compressors=s.compressors)
-            return assemble(
-                collective, world, self.rank, trace, s, self.device, dtype, self._wiring(trace.levels), self.note
-            )
+            wiring = self._wiring(trace.levels)
+            op = assemble(collective, world, self.rank, trace, s, self.device, dtype, wiring, self.note)
+            op.record = record_of(self.group)
+            return op
         except ValueError as e:
             raise BindError(f"bind of `{collective.name}`: {e}") from e
 

@@ -13,7 +13,7 @@ run "every_transport and float32" 240 f32 &
 run "every_transport and float16 and not bfloat16" 240 f16 &
 run "more_ranks or slices or state_and" 240 ranks &
 wait
-run "graphs_of or new_pointers or twelve" 240 graphs &
+run "graphs_of or new_pointers or twelve or come_and_go" 240 graphs &
 run "mapped_memory or lifetimes or missing_peer" 240 life &
 wait
 run "delays or every_wait" 240 races

@@ -85,6 +85,11 @@ def test_new_pointers_on_one_rank_only(transport):
 
 
 @pytest.mark.parametrize("transport", ["symm", "nccl"])
+def test_groups_that_come_and_go_leave_nothing(transport):
+    print(workers.launch("passing", 2, "--transports", transport, hosts=over_nccl(transport)))
+
+
+@pytest.mark.parametrize("transport", ["symm", "nccl"])
 def test_twelve_groups_and_one_hardware_queue(transport, monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     print(workers.launch("ordering", 2, "--transports", transport, hosts=over_nccl(transport)))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -429,6 +431,35 @@ def ordering(calls: int) -> None:
         print(f"{calls} calls on 12 groups over {', '.join(transports)} are right")
 
 
+def passing(transport: str) -> None:
+    """Groups that come and go leave nothing behind: no thread, no communicator, no memory."""
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    c, xs = load("two_shot"), inputs(n, 1 << 20, torch.bfloat16, 0, device)
+    want, free = simulate(c, xs)[rank], []
+    for _ in range(6):
+        group = dist.new_group()
+        op = c.bind(group, like=xs[rank], transport=transport)
+        assert torch.equal(bits(op(xs[rank])), bits(want))
+        torch.cuda.synchronize()
+        dist.barrier()
+        dist.destroy_process_group(group)
+        del op, group
+        gc.collect()
+        end = time.monotonic() + 20
+        while any(t.name == "coccl-nccl-watchdog" for t in threading.enumerate()):
+            assert time.monotonic() < end, "a communicator of a group that is gone is still watched"
+            time.sleep(0.05)
+        dist.barrier()
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+        dist.barrier()
+        free.append(torch.cuda.mem_get_info(device)[0] >> 20)
+    assert min(free[2:]) >= free[1] - 16, f"MiB free after each group: {free}"
+    if rank == 0:
+        print(f"{transport}: MiB free after each group: {free}")
+
+
 def faults(transports: list[str]) -> None:
     """A peer that stays away: the wait gives up at the deadline, the next call raises and names step and peer."""
     device = start(seconds=4)
@@ -472,9 +503,9 @@ def main() -> None:
         {"stateful": stateful, "mixed": mixed, "lifetimes": lifetimes}[a.name]()
     elif a.name == "faults":
         faults(a.transports)
-    elif a.name in ("own_graphs", "uniform"):
+    elif a.name in ("own_graphs", "uniform", "passing"):
         for transport in a.transports:
-            {"own_graphs": own_graphs, "uniform": uniform}[a.name](transport)
+            {"own_graphs": own_graphs, "uniform": uniform, "passing": passing}[a.name](transport)
     elif a.name == "ordering":
         ordering(a.calls)
     else:
