@@ -2,6 +2,8 @@
 
     python benchmarks/training_accuracy.py --json benchmarks/results/training_accuracy.json      # one or two GPUs, about ten minutes
     python benchmarks/training_accuracy.py --runs off --json FILE                                # or a part; the rest later, with the same FILE
+    python benchmarks/training_accuracy.py --runs dp --again --json FILE                         # once more: GPUs are not deterministic
+    python benchmarks/training_accuracy.py --merge A.json B.json --json FILE                     # of calls that ran beside each other
     python benchmarks/training_accuracy.py --small --json /tmp/a.json                            # a tiny model on the CPU: tries it out
 
     off    policies/off.toml: everything through coccl_dsl, nothing compressed
@@ -10,7 +12,7 @@
 
 Each run is examples/train_3d.py under torchrun, with processes and a limit of its own: DDP, gradients bfloat16 on their way, 16 x 512 bytes of Python's
 sources a step. Two ranks share a GPU where there is one, over the loopback's sockets: losses are the same there, times are not. A run that is in
-FILE with the same settings is not made again.
+FILE with the same settings is not made again, unless --again says so: then the means of all runs of a name are compared.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -42,6 +45,9 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--json", type=Path, default=Path("benchmarks/results/training_accuracy.json"))
     p.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
+    p.add_argument(
+        "--merge", nargs="+", type=Path, metavar="FILE", help="add the runs of these to --json's, and run nothing"
+    )
     p.add_argument("--small", action="store_true", help="a tiny model, float32, also without a GPU")
     p.add_argument("--data", choices=("ddp", "fsdp"), default="ddp")
     p.add_argument("--steps", type=int, default=0, help="instead of 300")
@@ -59,18 +65,29 @@ def main() -> int:
         return 2
     from coccl_dsl.cli.bench import provenance
 
-    document |= provenance("python benchmarks/training_accuracy.py " + " ".join(sys.argv[1:]))
+    if options.merge:
+        try:
+            merge(document, options.merge)
+        except (OSError, ValueError) as e:
+            print(f"training_accuracy: {e}", file=sys.stderr)
+            return 2
+        document["compared"] = compared(document["runs"])
+        options.json.write_text(json.dumps(document, indent=1))
+    else:
+        document |= provenance("python benchmarks/training_accuracy.py " + " ".join(sys.argv[1:]))
     failed = []
-    for name in options.runs:
+    for name in options.runs if not options.merge else ():
         if name in document["runs"] and not options.again:
             print(f"{name}: is there already", flush=True)
             continue
         try:
-            document["runs"][name] = run(name, settings, options.json, options.seconds)
+            made = run(name, settings, options.json, options.seconds)
         except RuntimeError as e:
             failed.append(name)
             print(f"{name}: {e}", file=sys.stderr, flush=True)
             continue
+        made["repeats"] = [{k: document[k] for k in ("commit", "date")} | {"validation_loss": made["validation_loss"]}]
+        add(document["runs"], name, made)
         document["compared"] = compared(document["runs"])
         options.json.write_text(json.dumps(document, indent=1))
     missed = [name for name, row in document.get("compared", {}).items() if not row["met"]]
@@ -79,7 +96,7 @@ def main() -> int:
         of_off = f"{row['of_off']:+.2%} of off's, bar {'met' if row['met'] else 'MISSED'}" if row else ""
         start, sent = made["losses"][0], made["sent_share"]
         print(
-            f"{name:<4} validation loss {made['validation_loss']:.4f}  {of_off:<32} training loss {start:.2f} -> {made['losses'][-1]:.3f}   "
+            f"{name:<4} validation loss {' '.join(f'{loss:.4f}' for loss in losses(made))}  {of_off:<32} training loss {start:.2f} -> {made['losses'][-1]:.3f}   "
             f"sent {'-' if sent is None else f'{sent:.0%}'}   {made['seconds']:.0f} s"
         )
     print(f"# bars missed: {', '.join(missed) or 'none'}; runs that failed: {', '.join(failed) or 'none'}")
@@ -96,6 +113,31 @@ def read(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
         odd = sorted(k for k in {*settings, *found["settings"]} if settings.get(k) != found["settings"].get(k))
         raise ValueError(f"{path} was made with other {', '.join(odd)}: name another --json, or delete it")
     return found
+
+
+def add(runs: dict[str, dict[str, Any]], name: str, made: dict[str, Any]) -> None:
+    """The youngest run of a name is kept whole, of the others the loss."""
+    earlier = runs[name]["repeats"] if name in runs else []
+    runs[name] = made | {"repeats": [*earlier, *made["repeats"]]}
+
+
+def merge(document: dict[str, Any], files: list[Path]) -> None:
+    """Add the runs of other files. Raises ValueError where those have other settings or another machine."""
+    for path in files:
+        other = json.loads(path.read_text())
+        for key in ("settings", "machine", "versions"):
+            if other.get(key) != document.setdefault(key, other.get(key)):
+                raise ValueError(f"{path} has other {key} than the files before it")
+        for key in ("command", "commit", "date"):
+            document[key] = other[key]
+        for name, made in other["runs"].items():
+            one = {k: other[k] for k in ("commit", "date")} | {"validation_loss": made["validation_loss"]}
+            add(document["runs"], name, {"repeats": [one], **made})
+
+
+def losses(made: dict[str, Any]) -> list[float]:
+    """Of all runs of a name."""
+    return [one["validation_loss"] for one in made["repeats"]]
 
 
 def run(name: str, settings: dict[str, Any], result: Path, seconds: float) -> dict[str, Any]:
@@ -146,13 +188,13 @@ def run(name: str, settings: dict[str, Any], result: Path, seconds: float) -> di
 
 
 def compared(runs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Losses against those of `off`, where it is there."""
+    """Mean losses against that of `off`, where it is there."""
     if "off" not in runs:
         return {}
-    off, made = runs["off"]["validation_loss"], {}
+    off, made = statistics.fmean(losses(runs["off"])), {}
     for name in ("dp", "bad"):
         if name in runs:
-            of_off = runs[name]["validation_loss"] / off - 1
+            of_off = statistics.fmean(losses(runs[name])) / off - 1
             # The loss of what does not learn at all may be no number.
             near = abs(of_off) <= WITHIN
             made[name] = {"of_off": of_off, "within": WITHIN, "met": near if name == "dp" else not near}

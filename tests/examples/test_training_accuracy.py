@@ -20,14 +20,42 @@ spec.loader.exec_module(accuracy)
 def test_dp_is_to_be_near_off_and_the_bad_one_is_not():
     def met(off: float, dp: float, bad: float) -> dict[str, bool]:
         losses = {"off": off, "dp": dp, "bad": bad}
-        found = accuracy.compared({name: {"validation_loss": loss} for name, loss in losses.items()})
+        found = accuracy.compared({name: {"repeats": [{"validation_loss": loss}]} for name, loss in losses.items()})
         return {name: row["met"] for name, row in found.items()}
 
     assert met(2.0, 2.009, 2.2) == {"dp": True, "bad": True}
     assert met(2.0, 1.991, 2.009) == {"dp": True, "bad": False}
     assert met(2.0, 2.011, float("nan")) == {"dp": False, "bad": True}
     assert met(2.0, float("nan"), 2.0) == {"dp": False, "bad": False}
-    assert accuracy.compared({"dp": {"validation_loss": 1.0}}) == {}
+    assert accuracy.compared({"dp": {"repeats": [{"validation_loss": 1.0}]}}) == {}
+
+
+def test_runs_beside_each_other_are_merged_and_their_means_compared(tmp_path: Path, capsys, monkeypatch):
+    for i, (name, loss) in enumerate([("off", 2.0), ("dp", 2.1), ("off", 2.2), ("dp", 2.1), ("bad", 9.0)]):
+        made = {"validation_loss": loss, "losses": [3.0, loss], "sent_share": 0.5, "seconds": 1.0}
+        settings = accuracy.LARGE | {"data": "ddp", "seed": 0, "mesh": "2x1x1"}
+        document = {
+            "settings": settings,
+            "machine": {},
+            "versions": {},
+            "command": f"c{i}",
+            "commit": "a",
+            "date": f"d{i}",
+        }
+        (tmp_path / f"{i}.json").write_text(json.dumps(document | {"runs": {name: made}}))
+    parts = [str(tmp_path / f"{i}.json") for i in range(5)]
+    monkeypatch.setattr(sys, "argv", ["x", "--json", str(tmp_path / "all.json"), "--merge", *parts])
+    assert accuracy.main() == 0
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert found["compared"]["dp"]["of_off"] == pytest.approx(0) and found["compared"]["dp"]["met"]
+    assert [r["date"] for r in found["runs"]["off"]["repeats"]] == ["d0", "d2"] and found["runs"]["off"]["losses"][
+        -1
+    ] == 2.2
+    said = capsys.readouterr().out
+    assert "2.0000 2.2000" in said and "bars missed: none" in said
+    (tmp_path / "9.json").write_text(json.dumps(document | {"settings": {}, "runs": {}}))
+    monkeypatch.setattr(sys, "argv", [*sys.argv, str(tmp_path / "9.json")])
+    assert accuracy.main() == 2 and "9.json has other settings" in capsys.readouterr().err
 
 
 def test_what_is_there_is_kept_if_its_settings_are_the_same(tmp_path: Path):
