@@ -76,6 +76,30 @@ def test_training_page_has_the_losses_of_the_results():
         assert name == "raw" or f"{run['of_off']:+.2%}".replace("%", " %") in row
 
 
+def percent(share: float, form: str = ".0%") -> str:
+    return f"{share:{form}}".replace("%", " %")
+
+
+def test_training_page_has_the_losses_of_the_policies():
+    document, page = results("training_accuracy"), (ROOT / "docs" / "training.md").read_text()
+    assert {name for name, row in document["compared"].items() if row["met"]} == {"dp", "bad"}
+    for name, run in document["runs"].items():
+        losses = ", ".join(f"{r['validation_loss']:.4f}" for r in run["repeats"])
+        beside = f"{percent(document['compared'][name]['of_off'], '+.2%')} |" if name != "off" else "|"
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| {name} |") and losses in line)
+        assert row.endswith(f"| {percent(run['sent_share'])} | {losses} | {beside}")
+
+
+def test_training_page_has_what_the_largest_model_sent():
+    *_, end = results("training_qwen")["lines"]
+    page = (ROOT / "docs" / "training.md").read_text()
+    assert f"validation loss is {end['validation_loss']:.2f}" in page and len(end["bytes"]) == 2
+    for row in end["bytes"]:
+        raw, sent = row["raw_bytes"] / 1e6, row["sent_bytes"] / 1e6
+        (line,) = (text for text in page.splitlines() if f" {row['op']} " in text and f" {raw:,.2f} " in text)
+        assert f"{sent:,.2f}" in line and f"{raw / sent:.2f}x" in line and row["compressor"] in line
+
+
 def test_training_page_has_the_losses_of_the_tiny_model():
     rows = results("training_tiny")["rows"]
     page = (ROOT / "docs" / "training.md").read_text()
