@@ -12,9 +12,11 @@ import logging
 import mmap
 import os
 import re
+import struct
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -26,6 +28,8 @@ log = logging.getLogger("coccl_dsl")
 LENGTH = 2000  # calls that are kept
 _SHOWN = 5  # calls that a failure names
 _WIDTH, _FAILED_WIDTH = 192, 1024  # bytes of a line
+_NUMBERS = 46
+_LINE = struct.Struct(f"{_NUMBERS}s{_WIDTH - _NUMBERS - 1}s")  # without its end
 _HEAD = "# Calls of coccl_dsl: group {group}, of {world} ranks; rank {rank} of all"
 _HEAD_FORM = re.compile(r"# Calls of coccl_dsl: group (.+), of (\d+) ranks; rank (\d+) of all *")
 _LINE_FORM = re.compile(r" *(\d+) +(\d+\.\d+) +(\d+) (.+)")
@@ -41,7 +45,7 @@ class Noted:
     elements: int
     what: str
 
-    def line(self) -> str:
+    def __str__(self) -> str:
         return f"{self.number:>12} {self.when:17.6f} {self.elements:>14} {self.what}"
 
 
@@ -77,7 +81,7 @@ class Record:
         self.calls.append((number, when, elements, what))
         if self._map is not None:
             at = (1 + number % LENGTH) * _WIDTH
-            self._map[at : at + _WIDTH] = _line(Noted(number, when, elements, what).line(), _WIDTH)
+            self._map[at : at + _LINE.size] = _LINE.pack(b"%12d %17.6f %14d " % (number, when, elements), _plain(what))
 
     def failed(self, error: Exception) -> None:
         """Log what a call raised and the calls up to it, once: later calls of the group raise as well."""
@@ -86,7 +90,7 @@ class Record:
         self._told = True
         if self._map is not None:
             self._map[-_FAILED_WIDTH:] = _line(f"! {error}", _FAILED_WIDTH)
-        calls = [Noted(*c).line() for c in list(self.calls)[-_SHOWN:]]
+        calls = [str(Noted(*c)) for c in list(self.calls)[-_SHOWN:]]
         advice = (
             ""
             if self._map is not None
@@ -139,6 +143,11 @@ def read(path: Path) -> Kept:
 
 def _number(call: Noted) -> int:
     return call.number
+
+
+@lru_cache(maxsize=1024)
+def _plain(what: str) -> bytes:
+    return _line(what, _WIDTH - _NUMBERS)[:-1]
 
 
 def _line(text: str, width: int) -> bytes:

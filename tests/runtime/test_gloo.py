@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from worlds import spawn
 
+from coccl_dsl.cli import record
+
 FLAT = (
     "ring,two_shot,one_shot,all_gather_direct,reduce_scatter_direct,halving_doubling,all_to_all_direct,tree_broadcast"
 )
@@ -52,9 +54,16 @@ def test_a_dead_peer_raises_within_the_timeout_and_names_the_step():
     assert "named" in out[0] and "named" in out[1]
 
 
-def test_a_missing_peer_raises_within_the_timeout_and_names_the_step():
-    out = spawn("gloo_faults.py", 2, "missing", timeout=60)
+def test_a_missing_peer_raises_within_the_timeout_and_the_records_name_it(tmp_path, capsys):
+    out = spawn("gloo_faults.py", 2, "missing", timeout=60, env={"COCCL_RECORD": str(tmp_path)})
     assert "named" in out[0]
+    assert record.main([str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert (
+        "rank 1 did not make call 0: all_reduce two_shot(int8(group=128, round=nearest, scale_type=bf16)) sum of f32"
+        in said
+    )
+    assert "rank 0 failed: `two_shot` on rank 0: step 0" in said
 
 
 def test_a_rank_that_does_not_bind_is_named():
@@ -62,8 +71,9 @@ def test_a_rank_that_does_not_bind_is_named():
     assert "named" in out[0]
 
 
-def test_subgroups_async_and_output_shapes():
-    spawn("gloo_calls.py", 4)
+def test_subgroups_async_and_output_shapes(tmp_path):
+    spawn("gloo_calls.py", 4, env={"COCCL_RECORD": str(tmp_path)})
+    assert record.main([str(tmp_path)]) == 0, "all ranks of each group count its calls alike"
 
 
 def test_a_session_binds_without_a_word():

@@ -6,7 +6,6 @@ import logging
 
 import pytest
 import torch
-from worlds import spawn
 
 from coccl_dsl.cli.record import main
 from coccl_dsl.runtime.record import LENGTH, Record, read
@@ -82,25 +81,6 @@ def test_nothing_to_read_is_an_error(make, tmp_path, capsys):
     make(tmp_path / "calls")
     assert main([str(tmp_path / "calls")]) == 2
     assert "coccl-record: " in capsys.readouterr().err
-
-
-def test_a_rank_that_stays_away_is_found_in_the_files(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("COCCL_RECORD", str(tmp_path))
-    out = spawn("gloo_faults.py", 2, "missing", timeout=60)
-    assert "named" in out[0]
-    assert main([str(tmp_path)]) == 1
-    said = capsys.readouterr().out
-    assert (
-        "rank 1 did not make call 0: all_reduce two_shot(int8(group=128, round=nearest, scale_type=bf16)) sum of f32"
-        in said
-    )
-    assert "rank 0 failed: `two_shot` on rank 0: step 0" in said
-
-
-def test_numbers_are_the_same_on_both_ranks_of_a_pair(tmp_path, monkeypatch):
-    monkeypatch.setenv("COCCL_RECORD", str(tmp_path))
-    spawn("gloo_calls.py", 4)
-    assert main([str(tmp_path)]) == 0
 
 
 def test_reading_records_does_not_need_torch():
