@@ -26,6 +26,19 @@ def expect(words: list[str], kinds, call) -> None:
     raise AssertionError("nothing was raised")
 
 
+def stay_away() -> None:
+    """Until rank 0 has noticed."""
+    dist.distributed_c10d._get_default_store().wait(["noticed"], timedelta(seconds=60))
+    os._exit(0)
+
+
+def noticed() -> None:
+    dist.distributed_c10d._get_default_store().set("noticed", "")
+    print("named", flush=True)
+    time.sleep(0.5)  # the store is this rank's
+    os._exit(0)
+
+
 def differ(rank: int) -> None:
     c = load("two_shot")
     x = torch.ones(1000)
@@ -62,22 +75,16 @@ def dead(rank: int) -> None:
 def missing(rank: int) -> None:
     op = load("two_shot").bind(like=torch.ones(3000))
     if rank == 1:
-        time.sleep(8)
-        os._exit(0)
+        stay_away()
     expect(["step 0", "rank 1"], CollectiveTimeout, lambda: op(torch.ones(3000)))
-    print("named")
-    sys.stdout.flush()
-    os._exit(0)
+    noticed()
 
 
 def unbound(rank: int) -> None:
     if rank == 1:
-        time.sleep(8)
-        os._exit(0)
+        stay_away()
     expect(["[1]", "did not bind"], BindError, lambda: load("two_shot").bind(like=torch.ones(10)))
-    print("named")
-    sys.stdout.flush()
-    os._exit(0)
+    noticed()
 
 
 def main(what: str) -> None:
