@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+import uuid
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,6 +18,8 @@ import torch.distributed as dist
 from .errors import BindError
 
 _sequence: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+_lives: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()
+_POLL = 0.01  # seconds between two looks at what the other ranks have seen
 
 
 class _Stores(threading.local):
@@ -38,6 +42,46 @@ def store_of_thread() -> Any:
     return _stores.own
 
 
+def store_of(group: dist.ProcessGroup, purpose: str, timeout: timedelta, what: str) -> Any:
+    """A part of the default store for `purpose`, of this group alone. Names of groups come again, after init_process_group over the same store,
+    and keys of the earlier one are still there: so the ranks agree once on a name for this one. Raises BindError as `Meeting.gather` does."""
+    base = store_of_thread()
+    life = _lives.get(group)
+    if life is None:
+        first = dist.distributed_c10d.PrefixStore(f"coccl_dsl/{group.group_name}", base)
+        life = _lives[group] = _agreed_life(first, dist.get_rank(group), dist.get_world_size(group), timeout, what)
+    return dist.distributed_c10d.PrefixStore(f"coccl_dsl/{group.group_name}/{life}/{purpose}", base)
+
+
+def _agreed_life(store: Any, rank: int, world: int, timeout: timedelta, what: str) -> str:
+    """Every rank writes a word of its own, then all the words that it sees. When these are the same on all ranks, each has seen the present word
+    of each: what is left of an earlier life does not hold this rank's."""
+    store.set(f"word/{rank}", uuid.uuid4().hex[:8])
+    words, seen = ([f"{name}/{r}" for r in range(world)] for name in ("word", "seen"))
+    end = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            left = timedelta(seconds=max(0.001, end - time.monotonic()))
+            store.wait(words, left)
+            own = "-".join(store.get(k).decode() for k in words)
+            store.set(seen[rank], own)
+            store.wait(seen, left)
+        except Exception as e:
+            missing = [r for r, k in enumerate(words) if not store.check([k])]
+            missing = missing or [r for r, k in enumerate(seen) if not store.check([k])]
+            raise BindError(_absent(what, missing, timeout)) from e
+        missing = [r for r, k in enumerate(seen) if store.get(k).decode() != own]
+        if not missing:
+            return str(uuid.uuid5(uuid.NAMESPACE_OID, own))
+        if time.monotonic() > end:
+            raise BindError(_absent(what, missing, timeout))
+        time.sleep(_POLL)
+
+
+def _absent(what: str, ranks: list[int], timeout: timedelta) -> str:
+    return f"{what}: ranks {ranks} did not bind within {timeout.total_seconds():g} s"
+
+
 class Meeting:
     """One bind of one group: the n-th call of `Meeting(group)` on each rank meets the n-th of the others."""
 
@@ -45,8 +89,7 @@ class Meeting:
         self.rank, self.world, self.timeout, self.what = dist.get_rank(group), dist.get_world_size(group), timeout, what
         self.number = number = _sequence.get(group, 0)
         _sequence[group] = number + 1
-        base = store_of_thread()
-        self.store = dist.distributed_c10d.PrefixStore(f"coccl_dsl/{group.group_name}/{number}", base)
+        self.store = store_of(group, f"meeting/{number}", timeout, what)
 
     def tell(self, name: str, text: str) -> None:
         """This rank's part of `gather`, without waiting for the others."""
@@ -60,9 +103,7 @@ class Meeting:
             self.store.wait(keys, self.timeout)
         except Exception as e:
             missing = [r for r, key in enumerate(keys) if not self.store.check([key])]
-            raise BindError(
-                f"{self.what}: ranks {missing} did not bind within {self.timeout.total_seconds():g} s"
-            ) from e
+            raise BindError(_absent(self.what, missing, self.timeout)) from e
         return [self.store.get(key).decode() for key in keys]
 
     def agree(self, fields: dict[str, str]) -> None:

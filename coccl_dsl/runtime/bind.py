@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +35,6 @@ from .executor import Executor
 from .measured import agree_on_table, host_text
 from .one_launch import OneLaunchCalls, calls_of, in_one_launch, read_by
 from .op import LocalGroup, LocalOp, Op, Settings, Turn
-from .record import record_of
 from .simulate import world_of
 from .transports.base import Transport
 from .transports.torch_p2p import TorchTransport, group_timeout
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .transports.symm import Mapped
 
 log = logging.getLogger("coccl_dsl")
+ROOTED = ("broadcast", "reduce")
 TRANSPORTS = ("auto", "symm", "nccl", "torch", "symm+torch", "nccl+collectives", "torch+collectives", "local")
 
 
@@ -57,6 +58,10 @@ def backend_for(collective: Collective, device: torch.device, name: str = "auto"
     from .dispatch import kernels_of
 
     return TritonBackend(kernels_of(collective))
+
+
+def _whole_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def settings_of(collective: Collective, like: torch.Tensor, world: int, options: dict[str, Any]) -> Settings:
@@ -86,10 +91,17 @@ def settings_of(collective: Collective, like: torch.Tensor, world: int, options:
             )
     asked = {**known, **options}
     for name in ("capacity", "root", "seed", "min_bytes"):
-        if not isinstance(asked[name], int) or asked[name] < 0:
+        if not _whole_number(asked[name]) or asked[name] < 0:
             raise BindError(f"{name}={asked[name]!r}: a whole number that is not negative is wanted")
-    if asked["arena_bytes"] is not None and (not isinstance(asked["arena_bytes"], int) or asked["arena_bytes"] <= 0):
+    if asked["arena_bytes"] is not None and (not _whole_number(asked["arena_bytes"]) or asked["arena_bytes"] <= 0):
         raise BindError(f"arena_bytes={asked['arena_bytes']!r}: a number of bytes is wanted")
+    for name in ("fuse", "graphs"):
+        if not isinstance(asked[name], bool):
+            raise BindError(f"{name}={asked[name]!r} is not True or False")
+    if not isinstance(asked["op"], str):
+        raise BindError(f"op={asked['op']!r}: the name of a reduction is wanted: 'sum', 'avg' or 'premul(factor)'")
+    if asked["root"] and collective.kind not in ROOTED:
+        raise BindError(f"root={asked['root']}: `{collective.name}` is {collective.kind}, which has no root")
     if asked["transport"] not in TRANSPORTS:
         raise BindError(f"transport={asked['transport']!r} is not one of {', '.join(TRANSPORTS)}")
     if asked["backend"] not in ("auto", "eager", "triton"):
@@ -97,7 +109,7 @@ def settings_of(collective: Collective, like: torch.Tensor, world: int, options:
     if asked["one_launch"] is not None and not isinstance(asked["one_launch"], bool):
         raise BindError(f"one_launch={asked['one_launch']!r} is not None, True or False")
     depth = asked["depth"]
-    if depth is not None and (not isinstance(depth, int) or not 1 <= depth <= 64):
+    if depth is not None and (not _whole_number(depth) or not 1 <= depth <= 64):
         raise BindError(f"depth={depth!r}: 1 to 64 slices")
     try:
         op_factor(asked["op"], world)
@@ -112,11 +124,11 @@ def settings_of(collective: Collective, like: torch.Tensor, world: int, options:
         depth,
         asked["transport"],
         asked["backend"],
-        bool(asked["fuse"]),
+        asked["fuse"],
         compressors,
         _min_bytes(collective, asked, dtype_name(like.dtype), compressors),
         asked["arena_bytes"],
-        bool(asked["graphs"]),
+        asked["graphs"],
         asked["one_launch"],
     )
 
@@ -165,7 +177,9 @@ def _bind_local(collective: Collective, group: LocalGroup, like: torch.Tensor, s
     return LocalOp(ops)
 
 
-def _fingerprint(collective: Collective, s: Settings, world: World, dtype: str, plan_text: str) -> dict[str, str]:
+def _fingerprint(
+    collective: Collective, s: Settings, world: World, dtype: str, device: torch.device, plan_text: str
+) -> dict[str, str]:
     from .. import __version__
 
     def digest(text: str) -> str:
@@ -175,6 +189,7 @@ def _fingerprint(collective: Collective, s: Settings, world: World, dtype: str, 
     return {
         "package": __version__,
         "torch": torch.__version__,
+        "device": device.type,
         "collective": f"{collective.name} ({digest(collective.source.text)})",
         "compressors": json.dumps(
             {n: f"{c.name} ({digest(c.text)})" for n, c in program.codecs.items()}, sort_keys=True
@@ -190,10 +205,29 @@ def _fingerprint(collective: Collective, s: Settings, world: World, dtype: str, 
         "slices": str(s.depth),
         "transport": s.transport,
         "graphs": str(s.graphs),
+        "fuse": str(s.fuse),
         "backend": s.backend,
         "one_launch": str(s.one_launch),
         "plan": digest(plan_text),
     }
+
+
+def _checked(like: Any) -> torch.Tensor:
+    if not isinstance(like, torch.Tensor):
+        raise BindError("bind needs like=x: a tensor of the dtype, device and largest size that the op will get")
+    dtype_name(like.dtype)
+    return like
+
+
+def _timeout(group: dist.ProcessGroup, like: Any) -> timedelta:
+    """The group's, also where `like` is nothing that it could be asked for."""
+    devices = [like.device] if isinstance(like, torch.Tensor) else []
+    for device in (*devices, *group._device_types):
+        try:
+            return group_timeout(group, torch.device(device))
+        except RuntimeError:  # no backend for that device
+            continue
+    return dist.distributed_c10d.default_pg_timeout
 
 
 def _world_text(collective: Collective, world: World, dtype: str, s: Settings, trace) -> str:
@@ -204,10 +238,8 @@ def _world_text(collective: Collective, world: World, dtype: str, s: Settings, t
 @torch.inference_mode(False)  # what is made here is written to by calls in any mode
 def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, options: dict[str, Any]) -> Any:
     """See `Collective.bind`."""
-    if not isinstance(like, torch.Tensor):
-        raise BindError("bind needs like=x: a tensor of the dtype, device and largest size that the op will get")
-    dtype = dtype_name(like.dtype)
     if isinstance(group, LocalGroup):
+        like = _checked(like)
         s = settings_of(collective, like, group.size, dict(options))
         if s.transport not in ("auto", "local"):
             raise BindError(
@@ -220,7 +252,7 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
     if collective.kind == "send_recv" and options.keys() & {"source", "target", "tag"}:
         from .pair import bind_pair
 
-        return bind_pair(collective, group, like, options)
+        return bind_pair(collective, group, _checked(like), options)
     if not dist.is_initialized():
         raise BindError(
             "torch.distributed is not initialised: call init_process_group first, or bind with group=LocalGroup(n)"
@@ -233,13 +265,16 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
         raise BindError(
             f"`{collective.name}` is between 2 ranks, the group has {count}: say target= on the sender and source= on the receiver"
         )
-    meeting = Meeting(pg, group_timeout(pg, like.device), f"bind of `{collective.name}`")
+    # Whatever is wrong with this rank's arguments, the others hear of it.
+    meeting = Meeting(pg, _timeout(pg, like), f"bind of `{collective.name}`")
     made, failure = None, None
     try:
+        like = _checked(like)
+        dtype = dtype_name(like.dtype)
         s = settings_of(collective, like, count, dict(options))
         world = world_of(collective, count, s.mesh, s.root, s.op)
         trace = collective.trace(world, dtype=dtype, compressors=s.compressors) if count > 1 else None
-        made = (s, world, trace)
+        made = (like, dtype, s, world, trace)
     except Exception as e:  # the others must hear of it before it is raised here
         failure = BindError(str(e)) if type(e) is ValueError else e
     problem = f"{type(failure).__name__}: {failure}" if failure is not None else ""
@@ -249,9 +284,9 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
     told = [(r, t) for r, t in enumerate(meeting.gather("settings", problem)) if t]
     if told:
         raise BindError(f"bind of `{collective.name}`: " + "; ".join(f"rank {r}: {t}" for r, t in told))
-    s, world, trace = made
+    like, dtype, s, world, trace = made
     text = _world_text(collective, world, dtype, s, trace) if trace is not None else ""
-    meeting.agree(_fingerprint(collective, s, world, dtype, text))
+    meeting.agree(_fingerprint(collective, s, world, dtype, like.device, text))
     if trace is None:
         return Op(collective, world, rank, None, None, None, s, like.device, like.dtype)
     chosen = choose_transport(s.transport, like.device, meeting, bool(collective.axes))
@@ -266,7 +301,7 @@ def bind_op(collective: Collective, group: Any, like: torch.Tensor | None, optio
         log.debug("bind failed", exc_info=True)
     meeting.report(problem)
     assert op is not None
-    op.record = record_of(pg)
+    op.join(pg)
     if chosen.name.startswith("nccl"):  # which wants captures to be uniform over ranks
         told = [(r, t) for r, t in enumerate(meeting.gather("graphs", op.graphs.why)) if t]
         op.graphs.why = op.graphs.why or (f"rank {told[0][0]}: {told[0][1]}" if told else "")

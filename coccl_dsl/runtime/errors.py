@@ -8,8 +8,8 @@ class BindError(ValueError):
 
 
 class CollectiveError(RuntimeError):
-    """A call failed on the way; the op and its group can no longer be used. The output is undefined, inputs and state are as they were
-    (an in-place input is undefined)."""
+    """A call failed on the way; the op and its group can no longer be used. The output is undefined, and so are states over mapped memory and NCCL,
+    which `state_dict` refuses to give. Inputs are as they were (an in-place input is undefined)."""
 
 
 class CollectiveTimeout(CollectiveError):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+from torch.autograd.graph import increment_version
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..codegen.casts import to_dtype
 from ..codegen.eager import EagerBackend
@@ -16,19 +22,24 @@ from ..pipeline import World
 from ..plan.cut import Cut
 from ..plan.ops import Copy, Plan
 from ..shown import Explanation
+from .agreement import Meeting
 from .dtypes import dtype_name
-from .errors import CollectiveError
+from .errors import BindError, CollectiveError
 from .executor import Executor
 from .own_graphs import OwnGraph, OwnGraphs, unavailable
-from .record import Record
+from .record import Record, record_of
 from .replay import call_number, in_region
 from .transports.base import Transport, drive
 from .transports.local import run_all
+from .transports.torch_p2p import group_timeout
+from .untraced import leave_untraced
 
 if TYPE_CHECKING:
     from ..pipeline import Collective
 
 _device_locks: dict[torch.device, threading.RLock] = {}
+# Of works that nobody waited for: an event, and the tensors that are in use until it comes.
+_left: deque[tuple[Any, tuple[torch.Tensor, ...]]] = deque()
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,13 @@ class Work:
         self._held = None
         return self.result
 
+    def __del__(self) -> None:
+        # Nobody waited: the side stream may still be at it, and the allocator would hand the memory on.
+        if self._done is not None and self._held is not None:
+            while _left and _left[0][0].query():
+                _left.popleft()
+            _left.append((self._done, (self.result, *self._held)))
+
 
 class Op:
     """A bound collective. Call it with a tensor of the bound dtype and device, of at most `capacity` elements.
@@ -126,6 +144,8 @@ class Op:
         self.graphs = OwnGraphs(self._why_no_graphs())
         self.closed = ""
         self.record: Record | None = None
+        self._group: dist.ProcessGroup | None = None
+        self._changed = False
 
     def close(self, why: str) -> None:
         """Let go of memory, states, transport and captured graphs. Nothing of the op may still run; calls from now on raise, and say why."""
@@ -150,6 +170,11 @@ class Op:
         if any(isinstance(s, Copy) and s.pairs for s in self.plan.steps):
             return "it hands chunks on by copies of the user's memory"
         return self.transport.no_graphs or unavailable(self.device)
+
+    def join(self, group: dist.ProcessGroup, pair: str = "") -> None:
+        """Calls are calls of this group from now on. pair: of two of its ranks only."""
+        self.record = record_of(group, pair)
+        self._group = None if pair else group
 
     @cached_property
     def what(self) -> str:
@@ -221,10 +246,18 @@ class Op:
 
     def _call(self, x: torch.Tensor, out: torch.Tensor | None, async_op: bool, splits) -> Any:
         self.check_open()
-        self._check(x, "x")
+        x = self._check(x, "x")
         flat = _flat(x)
+        if out is not None and self._on_gpu and isinstance(out, torch.Tensor) and not out.is_inference():
+            increment_version(out)  # kernels write to it behind autograd's back
         if self._executor is None:
-            return self._alone(flat, x, out, async_op)
+            return self._alone(flat, x, out, async_op, splits)
+        if splits is not None and self._executor.stateful:
+            raise ValueError(
+                f"{self!r}: a compressor keeps a state for each pair of ranks, which belongs to tensors of one size; splits are for compressors without"
+            )
+        if self._changed:
+            self._compare_states()
         prepared_cut = self._executor.prepare(flat.numel(), splits).cut
         result = self._result(x, out, prepared_cut)
         y = _flat(result)
@@ -266,6 +299,8 @@ class Op:
         ):
             return False
         px, py, size = x.data_ptr(), out.data_ptr(), self.dtype.itemsize
+        if not px or not py:  # of a wrapper, or of no elements
+            return False
         apart = px + graph.inputs * size <= py or py + graph.outputs * size <= px
         if not apart and not (px == py and graph.in_place):
             return False
@@ -274,6 +309,8 @@ class Op:
                 return False
             self.turn.order_raw(torch._C._cuda_getCurrentRawStream(index), self.device)
             self._launch(graph, px, py)
+        if not out.is_inference():
+            increment_version(out)
         return True
 
     def _may_replay(self, count: int) -> bool:
@@ -330,36 +367,46 @@ class Op:
             prepared,
         )
 
-    def _alone(self, flat: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None, async_op: bool) -> Any:
+    def _alone(self, flat: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None, async_op: bool, splits) -> Any:
+        if flat.numel() > self.settings.capacity:
+            raise ValueError(
+                f"{flat.numel()} elements do not fit the op, which is bound for {self.settings.capacity}; bind with a larger capacity"
+            )
+        if splits is not None and splits != ((flat.numel(),), (flat.numel(),)):
+            raise ValueError(f"input_splits {splits[0]} and output_splits {splits[1]}: x has {flat.numel()} elements")
         factor = self.world.factor
-        v = (
-            flat.float()
-            if factor is None
-            else flat.float() * torch.full((), factor, dtype=torch.float32, device=flat.device)
-        )
-        made = to_dtype(v, dtype_name(self.dtype)).reshape(x.shape)
-        if out is not None:
-            self._check(out, "out")
-            if out.numel() != made.numel() or not out.is_contiguous():
-                raise ValueError(
-                    f"out has {out.numel()} elements (contiguous: {out.is_contiguous()}), the result {made.numel()}"
-                )
-            made = out.copy_(made.reshape(out.shape))
-        return Work(made, (), None) if async_op else made
+        v = flat.float()
+        if factor is not None:
+            v = v * torch.full((), factor, dtype=torch.float32, device=flat.device)
+        if out is None:
+            made = to_dtype(v, dtype_name(self.dtype)).reshape(x.shape)
+            made = made.clone() if made.data_ptr() == x.data_ptr() else made
+            return Work(made, (), None) if async_op else made
+        out = self._check(out, "out")
+        if out.numel() != flat.numel() or not out.is_contiguous():
+            raise ValueError(
+                f"out has {out.numel()} elements (contiguous: {out.is_contiguous()}), the result {flat.numel()}"
+            )
+        if flat.data_ptr() != out.data_ptr() and _overlap(flat, out):
+            raise ValueError("out overlaps x in a way that torch's in-place forms do not have")
+        out.copy_(to_dtype(v, dtype_name(self.dtype)).reshape(out.shape))
+        return Work(out, (), None) if async_op else out
 
-    def _check(self, t: torch.Tensor, name: str) -> None:
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name} is {type(t).__name__}, a tensor is wanted")
+    def _check(self, t: torch.Tensor, name: str) -> torch.Tensor:
+        """The tensor itself, or the one that torch's functional collectives will have made. Kernels see addresses, which wrappers do not have."""
+        if type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter:
+            t = _unwrapped(t, name)
         if t.dtype != self.dtype:
             raise TypeError(f"{name} is {t.dtype}, the op is bound for {self.dtype}")
         if t.device != self.device:
             raise ValueError(f"{name} is on {t.device}, the op is bound on {self.device}")
+        return t
 
     def _result(self, x: torch.Tensor, out: torch.Tensor | None, made: Cut) -> torch.Tensor:
         count = made.output_count
         if out is None:
             return torch.empty(self._shape(x, count), dtype=self.dtype, device=self.device)
-        self._check(out, "out")
+        out = self._check(out, "out")
         if out.numel() != count:
             raise ValueError(f"out has {out.numel()} elements, the result {count}")
         if not out.is_contiguous():
@@ -377,11 +424,9 @@ class Op:
 
     def _check_alias(self, x: torch.Tensor, y: torch.Tensor, made: Cut) -> None:
         """Disjoint, or torch's in-place form: chunks that share memory stand at the same place."""
-        size = x.element_size()
-        low, high = x.data_ptr(), x.data_ptr() + x.numel() * size
-        start, end = y.data_ptr(), y.data_ptr() + y.numel() * size
-        if high <= start or end <= low or x.numel() == 0 or y.numel() == 0:
+        if not _overlap(x, y):
             return
+        size, low, start = x.element_size(), x.data_ptr(), y.data_ptr()
         assert self.plan is not None
         aliases = self.plan.buffers.aliases
         same = [i for i, a in enumerate(aliases) if a >= 0]
@@ -392,10 +437,12 @@ class Op:
     # ------------------------------------------------------------ state and explanation
 
     def reset(self) -> None:
-        """Forget the states of stateful compressors. Collective: call it on all ranks."""
-        self.check_open()
-        if self._executor is not None:
-            self._executor.reset()
+        """Forget the states of stateful compressors. Collective: call it on all ranks. The next call compares, and raises CollectiveError on all
+        ranks where one of them did not."""
+        with self._own_turn() as executor:
+            if executor is not None:
+                executor.reset()
+                self._changed = executor.stateful and self._group is not None
 
     def states(self, name: str | None = None) -> list[torch.Tensor]:
         """The states of stateful compressors themselves, not copies: all of them, or those of one name."""
@@ -404,23 +451,51 @@ class Op:
         return [current for state in kept for own, (current, _) in state.tensors.items() if name in (None, own)]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """States, versions and call number, as copies."""
-        self.check_open()
-        return self._executor.state_dict() if self._executor is not None else {}
+        """States, versions and call number, as copies. Raises CollectiveError after a call that failed: its states are undefined."""
+        with self._own_turn() as executor:
+            if self.transport is not None:
+                self.transport.check()
+            return executor.state_dict() if executor is not None else {}
 
     def load_state_dict(self, saved: dict[str, torch.Tensor]) -> None:
-        """Load what `state_dict` gave. Collective: call it on all ranks. Raises ValueError naming what does not fit."""
-        self.check_open()
-        if self._executor is not None:
-            self._executor.load_state_dict(saved)
+        """Load what `state_dict` gave. Collective, as `reset` is. Raises ValueError naming what does not fit."""
+        with self._own_turn() as executor:
+            if executor is None:
+                if saved:
+                    raise ValueError(f"state_dict has {sorted(saved)}, an op in a group of one has nothing to keep")
+                return
+            executor.load_state_dict(saved)
+            self._changed = executor.stateful and self._group is not None
 
     def flags(self) -> dict[str, int]:
         """Counters since bind (waits for the device): `version`, wires of another state's version; each `flag` of the compressors."""
+        with self._own_turn() as executor:
+            if executor is None:
+                return {}
+            return dict(zip(("version", *executor.flag_names), executor.flags.tolist(), strict=True))
+
+    @contextmanager
+    def _own_turn(self) -> Iterator[Executor | None]:
+        """On the current stream, after the calls that were issued and before those to come."""
         self.check_open()
-        if self._executor is None:
-            return {}
-        values = self._executor.flags.tolist()
-        return dict(zip(("version", *self._executor.flag_names), values, strict=True))
+        with self.turn.lock:
+            if self._on_gpu and self._executor is not None:
+                self.turn.order(torch.cuda.current_stream(self.device))
+            yield self._executor
+
+    def _compare_states(self) -> None:
+        """States change on all ranks or on none: a wire would have another size on its other end."""
+        executor, group = self._executor, self._group
+        assert executor is not None and group is not None
+        meeting = Meeting(
+            group, group_timeout(group, self.device), f"first call of {self!r} after reset() or load_state_dict()"
+        )
+        own = {"fresh": str(executor.fresh), "count": str(executor.count), "version": str(int(executor.version))}
+        try:
+            meeting.agree(own)
+        except BindError as e:
+            raise CollectiveError(f"{e}; call reset() or load_state_dict() on all ranks") from None
+        self._changed = False
 
     def explain(self) -> Explanation:
         """Which plan runs, over what, and what it costs."""
@@ -441,11 +516,34 @@ class Op:
         return Explanation("\n".join([*lines, summary(self.plan, self.settings.capacity)]))
 
 
+def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Of contiguous tensors."""
+    if not x.numel() or not y.numel():
+        return False
+    low, start = x.data_ptr(), y.data_ptr()
+    return start < low + x.numel() * x.element_size() and low < start + y.numel() * y.element_size()
+
+
+def _unwrapped(t: Any, name: str) -> torch.Tensor:
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(f"{name} is {type(t).__name__}, a tensor is wanted")
+    if isinstance(t, AsyncCollectiveTensor):
+        return t.wait()
+    if is_traceable_wrapper_subclass(t):
+        raise TypeError(
+            f"{name} is a {type(t).__name__}, which holds other tensors: give the one that is meant (of a DTensor, to_local())"
+        )
+    return t
+
+
 def _flat(t: torch.Tensor) -> torch.Tensor:
     """One dimension, contiguous, without a gradient: itself where it is so."""
     if t.requires_grad:
         t = t.detach()
     return t if t.dim() == 1 and t.is_contiguous() else t.contiguous().reshape(-1)
+
+
+leave_untraced(Op.__call__)
 
 
 class LocalOp:
@@ -473,7 +571,7 @@ class LocalOp:
                 else [(tuple(splits[r]), tuple(row[r] for row in splits)) for r in range(len(xs))]
             )
             for r, (op, x) in enumerate(zip(self.ops, xs, strict=True)):
-                op._check(x, f"x of rank {op.rank}")
+                x = op._check(x, f"x of rank {op.rank}")
                 assert op._executor is not None
                 flat = x.detach().contiguous().reshape(-1)
                 made = op._executor.prepare(flat.numel(), columns[r] if columns else None).cut
@@ -489,3 +587,6 @@ class LocalOp:
     def reset(self) -> None:
         for op in self.ops:
             op.reset()
+
+
+leave_untraced(LocalOp.__call__)

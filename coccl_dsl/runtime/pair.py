@@ -20,7 +20,6 @@ from .dtypes import dtype_name
 from .errors import BindError
 from .executor import Executor
 from .op import Op
-from .record import record_of
 from .transports.torch_p2p import MAX_TAG, TorchTransport
 from .tuning import tuned
 
@@ -64,6 +63,8 @@ def bind_pair(
     if not isinstance(tag, int) or not 0 <= tag < MAX_TAG:
         raise BindError(f"tag={tag!r} is not in 0..{MAX_TAG - 1}")
     s = settings_of(collective, like, 2, given)
+    if s.mesh:
+        raise BindError(f"mesh={s.mesh!r}: a send_recv is between two ranks")
     if s.one_launch:
         raise BindError("one_launch=True is not available: the sender of a send_recv never waits for its receiver")
     if s.transport not in ("auto", "torch"):
@@ -75,11 +76,18 @@ def bind_pair(
     plan = collective.plan(world, rank, dtype=dtype, compressors=s.compressors, trace=trace, fuse=s.fuse)
     depth = tuned(plan, 0, s.depth).depth
     executor = Executor(
-        plan, backend_for(collective, like.device, s.backend), like.device, s.capacity, world.factor, s.seed, depth
+        plan,
+        backend_for(collective, like.device, s.backend),
+        like.device,
+        s.capacity,
+        world.factor,
+        s.seed,
+        depth,
+        limit=s.arena_bytes,
     )
     executor.prepare(s.capacity)
     what = f"`{collective.name}` from rank {ends[0]} to rank {ends[1]}"
     transport = TorchTransport(pg, like.device, what, ends, 1 + tag)
     op = PairOp(collective, world, rank, plan, executor, transport, s, like.device, like.dtype)
-    op.record = record_of(pg, f"{ends[0]}-{ends[1]}.{tag}")
+    op.join(pg, f"{ends[0]}-{ends[1]}.{tag}")
     return op

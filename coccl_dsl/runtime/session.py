@@ -24,7 +24,6 @@ from .dtypes import dtype_name
 from .errors import BindError, CollectiveError
 from .measured import Measured, agree_on_table, host_text
 from .op import Op, Turn
-from .record import record_of
 from .simulate import world_of
 from .transports.torch_p2p import TorchTransport, group_timeout
 
@@ -135,7 +134,7 @@ class Session:
             trace = collective.trace(world, dtype=dtype_name(dtype), compressors=s.compressors)
             wiring = self._wiring(trace.levels)
             op = assemble(collective, world, self.rank, trace, s, self.device, dtype, wiring, self.note)
-            op.record = record_of(self.group)
+            op.join(self.group)
             return op
         except ValueError as e:
             raise BindError(f"bind of `{collective.name}`: {e}") from e

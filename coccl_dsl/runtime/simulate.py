@@ -37,6 +37,13 @@ class SimState:
     call: int = 0
     values: dict[tuple[int, int], dict[str, torch.Tensor]] = field(default_factory=dict)
     version: int = 0
+    count: int | None = None
+
+    def begin(self, count: int) -> None:
+        """States belong to tensors of one size: as in an op, another count starts afresh."""
+        if self.values and self.count != count:
+            self.values, self.version = {}, 0
+        self.count = count
 
 
 @dataclass(frozen=True)
@@ -260,8 +267,9 @@ def simulate(
     run = collective.trace(world, dtype=dtype, compressors=compressors)
     program = collective.program(dtype, compressors)
     state = state if state is not None else SimState()
+    state.begin(tensors[0].numel())
     codecs = {c.name: c for c in (*program.codecs.values(), raw_codec(dtype))}
-    if state.call == 0:
+    if state.version == 0:
         codecs = {name: c.first or c for name, c in codecs.items()}
     alignment = alignment_of(program, raw_codec(dtype))
     cuts = []

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from ..runtime.agreement import store_of_thread
+from ..runtime.agreement import store_of
 from ..runtime.errors import CollectiveError
 from ..runtime.transports.torch_p2p import group_timeout
 
@@ -30,14 +30,15 @@ def compare(pg: dist.ProcessGroup, x: torch.Tensor, what: str, splits: Splits | 
     number = _calls[pg] = _calls.get(pg, -1) + 1
     rank, size = pg.rank(), pg.size()
     text = what if splits is not None else f"{what}, {x.numel()} elements of {str(x.dtype).removeprefix('torch.')}"
-    store = dist.distributed_c10d.PrefixStore(f"coccl_dsl/compare/{pg.group_name}", store_of_thread())
+    timeout = group_timeout(pg, x.device)
+    store = store_of(pg, "compare", timeout, what)
     store.set(f"{number}/{rank}", json.dumps([text, splits and [list(s) for s in splits]]))
     if number > 1:  # all ranks have read the call before the last, or they would not have come to the last
         store.delete_key(f"{number - 2}/{rank}")
     keys = [f"{number}/{r}" for r in range(size)]
     where = f"call {number} of this process group"
     try:
-        store.wait(keys, group_timeout(pg, x.device))
+        store.wait(keys, timeout)
     except Exception as e:
         missing = [r for r, key in enumerate(keys) if not store.check([key])]
         raise CollectiveError(f"{where}: ranks {missing} did not come to {text} within the timeout") from e

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ..runtime.errors import CollectiveError
+from ..runtime.untraced import leave_untraced
 from . import traffic
 from .exchange import all_to_all_parts
 from .groups import Groups, Kind, Taken, reduction_of
@@ -93,7 +94,7 @@ class Kernels:
         }
         for name, kernel in kernels[op].items():
             native = getattr(torch.ops.c10d, name).default.redispatch
-            _leave_untraced(kernel)
+            leave_untraced(kernel)
             self._library.impl(name, partial(kernel, native), "BackendSelect", with_keyset=True)
 
     def remove(self) -> None:
@@ -354,14 +355,6 @@ class Kernels:
         off = float((out.detach().double() - right).norm())
         relative = off / size if size else off
         traffic.record_error(kind.role, kind.op, bound.algorithm, bound.compressor, relative)
-
-
-def _leave_untraced(kernel: Any) -> None:
-    """A kernel runs wherever an operator is called, also between the graphs of torch.compile, which would trace its Python, and what that
-    calls, in turn."""
-    frames: Any = torch._C._dynamo.eval_frame  # pyright: ignore
-    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-    frames.set_code_exec_strategy(kernel.__func__.__code__, skip)
 
 
 def _async(rest: tuple[Any, ...]) -> bool:

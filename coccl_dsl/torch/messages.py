@@ -33,6 +33,8 @@ class Message:
         self._tensor, self._sends, self._release = t.detach(), sends, release
         # A receive into strides goes through a tensor without them.
         self._flat = self._tensor.contiguous().reshape(-1) if sends or t.is_contiguous() else t.new_empty(t.numel())
+        if op.record is not None:
+            op.record.add(op.what, t.numel())
         executor.begin(t.numel())
         prepared = executor.prepare(t.numel())
         (slices,) = prepared.passes

@@ -87,9 +87,39 @@ def unbound(rank: int) -> None:
     noticed()
 
 
+def again(rank: int) -> None:
+    """Arguments that are wrong on one rank are told to the other, and the next bind is in step again."""
+    like = torch.ones(100, dtype=torch.float64) if rank == 0 else torch.ones(100)
+    expect(["float64"], TypeError if rank == 0 else BindError, lambda: load("ring").bind(like=like))
+    expect(["like=x"], BindError, lambda: load("ring").bind(like=None if rank == 1 else torch.ones(100)))
+    expect(["`fuse` differs"], BindError, lambda: load("ring").bind(like=torch.ones(100), fuse=rank == 0))
+    assert abs(load("ring").bind(like=torch.ones(100))(torch.ones(100)).sum() - 200) < 2
+    compiled = torch.compile(lambda t: op(t * 2) * 1.0, backend="eager")
+    op = load("two_shot").bind(like=torch.ones(100))
+    assert torch.equal(compiled(torch.ones(100)), op(torch.full((100,), 2.0)))
+    kept = load("all_to_all_direct").bind(like=torch.ones(1000), q="error_feedback(int4)")
+    expect(["state for each pair"], ValueError, lambda: kept(torch.ones(8), input_splits=[4, 4], output_splits=[4, 4]))
+    # A state that changes on all ranks goes on, one that changes on this rank alone is an error here and a missing peer there.
+    op = load("all_gather_direct").bind(like=torch.ones(512), q="weight_delta4")
+    x = torch.linspace(-1, 1, 512)
+    first, _ = op(x), op(x)
+    op.reset()
+    assert torch.equal(op(x), first)
+    saved = op.state_dict()
+    after = op(x)
+    op.load_state_dict(saved)
+    assert torch.equal(op(x), after)
+    if rank == 0:
+        op.reset()
+    words = ["after reset() or load_state_dict()", "ranks [1]"] if rank == 0 else ["step 0"]
+    expect(words, CollectiveError, lambda: op(x))
+    print("in step", flush=True)
+    stay_away() if rank == 1 else noticed()
+
+
 def main(what: str) -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=3 if what in ("missing", "unbound") else 10))
-    {"differ": differ, "dead": dead, "missing": missing, "unbound": unbound}[what](dist.get_rank())
+    dist.init_process_group("gloo", timeout=timedelta(seconds={"missing": 3, "unbound": 3, "again": 5}.get(what, 10)))
+    {"differ": differ, "dead": dead, "missing": missing, "unbound": unbound, "again": again}[what](dist.get_rank())
     dist.barrier()
     dist.destroy_process_group()
 

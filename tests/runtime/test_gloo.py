@@ -49,6 +49,10 @@ def test_ranks_that_differ_raise_everywhere():
         assert "agreed to disagree" in out
 
 
+def test_after_a_bind_that_failed_on_one_rank_the_ranks_are_in_step():
+    assert all("in step" in out for out in spawn("gloo_faults.py", 2, "again"))
+
+
 def test_a_dead_peer_raises_within_the_timeout_and_names_the_step():
     out = spawn("gloo_faults.py", 3, "dead", timeout=60)
     assert "named" in out[0] and "named" in out[1]

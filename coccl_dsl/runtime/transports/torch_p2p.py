@@ -83,7 +83,7 @@ class TorchTransport:
 
     def check(self) -> None:
         if self.failed is not None:
-            raise self.failed
+            raise self.failed.with_traceback(None)  # or each raise would hold on to one more caller's tensors
 
     begin = check
 

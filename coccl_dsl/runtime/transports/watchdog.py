@@ -91,7 +91,7 @@ class Watchdog:
     def check(self) -> None:
         """Raises what the communicator was aborted for: CollectiveTimeout, or CollectiveError with NCCL's reason."""
         if self._watched.failed is not None:
-            raise self._watched.failed
+            raise self._watched.failed.with_traceback(None)  # or each raise would hold on to one more caller's tensors
 
 
 # By thread, so that those which ended are not waited for.
