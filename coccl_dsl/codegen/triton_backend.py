@@ -125,7 +125,7 @@ class _TritonFolds:
     def _launcher(
         self, function: Any, fixed: tuple[Any, ...], one: dict[str, bool], signature: Signature
     ) -> Callable[..., None]:
-        """Aligned and unaligned kernels are both compiled now, because a later call's tensors may differ in this from the first one's."""
+        """Aligned and unaligned kernels are both compiled now, because a later call's tensors or count may differ in this from the first one's."""
         c, index = self.context, self.device.index or 0
         dtype = DTYPES[c.dtype]
         roles = {role for role, _ in signature.dense} | {role for role, _, _ in signature.sinks}
@@ -148,7 +148,7 @@ class _TritonFolds:
             with torch.cuda.device(index):
                 return compiled_once(function, (index, dtype, aligned, *one.values()), make)
 
-        kernels = {a: compiled(a) for a in ((True, False) if touches_user else (True,)) if self.aligned or not a}
+        kernels = {a: compiled(a) for a in ((True, False) if touches_user else (True,))}
         tail = (self.table.data_ptr(), *fixed, c.rng.data_ptr(), c.version.data_ptr(), c.flags.data_ptr())
         grid, constants = self.programs * self.folds, tuple(one.values())
         launch = UserLaunch(index, grid, kernels, touches_user, self.aligned, tail, constants)

@@ -492,9 +492,7 @@ def assemble(
     if arenas:
         executor.connect(arenas, {r: (plans[r], layouts[r]) for r in arenas})
     if plan.kind != "send_recv":
-        executor.prepare(_whole(plan, s.capacity))
-        if s.min_bytes:  # a call may have pairs of both sorts, and nothing is compiled after bind
-            executor.prepare(min(plan.world, _whole(plan, s.capacity)))
+        executor.warm(_whole(plan, s.capacity))
     return Op(collective, world, rank, plan, executor, transport, s, device, dtype, note, wiring.turn)
 
 

@@ -163,6 +163,16 @@ class Executor:
 
     # ------------------------------------------------------------ preparation
 
+    def warm(self, count: int) -> None:
+        """Prepare calls of `count` elements, and some that need kernels in other forms, so that no later call compiles any."""
+        self.prepare(count)
+        world, own = self.plan.world, self.plan.rank
+        if self.min_bytes or self.far_programs:  # chunks that go raw, and such as a few programs see once
+            self.prepare(min(world, count))
+        if self.plan.kind == "all_to_all" and not self.stateful:  # nothing stays here
+            shares = tuple(0 if r == own else count // world for r in range(world))
+            self.prepare(sum(shares), (shares, shares))
+
     def prepare(self, count: int, splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None) -> _Prepared:
         """Everything of a call that depends on its count but not on its tensors."""
         first = self.fresh and self.has_first
