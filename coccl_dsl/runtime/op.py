@@ -563,7 +563,8 @@ class LocalOp:
             raise ValueError(f"{len(xs)} tensors for {len(self.ops)} ranks")
         with torch.no_grad():
             if len(self.ops) == 1:
-                return [self.ops[0](xs[0], outs[0] if outs else None)]
+                given = {} if splits is None else {"input_splits": splits[0], "output_splits": splits[0]}
+                return [self.ops[0](xs[0], outs[0] if outs else None, **given)]
             flats, results = [], []
             columns = (
                 None

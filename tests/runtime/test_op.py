@@ -48,6 +48,13 @@ def test_the_result_of_a_group_of_one_is_a_new_tensor(alone):
         load("all_to_all_direct").bind(like=x)(x, input_splits=[3], output_splits=[10])
 
 
+def test_a_local_group_of_one_checks_splits_as_well():
+    op = load("all_to_all_direct").bind(LocalGroup(1), like=torch.ones(8))
+    assert torch.equal(op([torch.arange(8.0)], splits=[[8]])[0], torch.arange(8.0))
+    with pytest.raises(ValueError, match="x has 8 elements"):
+        op([torch.ones(8)], splits=[[3]])
+
+
 def test_tensors_without_memory_of_their_own_are_waited_for_or_refused(alone):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import distribute_tensor
