@@ -151,10 +151,8 @@ def _define(name: str, kind: str) -> Callable[..., torch.Tensor]:
 def _adjoint(name: str, kind: str) -> Callable[[Arguments, torch.Tensor], torch.Tensor]:
     def backward(a: Arguments, g: torch.Tensor) -> torch.Tensor:
         handle = getattr(getattr(torch.ops, NAMESPACE), name)
-        if kind == "all_reduce":
+        if kind in ("all_reduce", "all_to_all"):
             return handle(g, a["group_name"], a["op"])
-        if kind == "all_to_all":
-            return handle(g, a["group_name"])
         factor = op_factor(a["op"], resolve(a["group_name"]).size())
         g = g if factor is None else g * factor
         return getattr(getattr(torch.ops, NAMESPACE), f"{name}_backward")(g, a["group_name"])
