@@ -12,9 +12,11 @@ The first call of a kind (group, op, dtype, device, count rounded up to a power 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -51,7 +53,7 @@ _Kind = tuple[str, torch.dtype, torch.device, int]
 
 @dataclass
 class _Entry:
-    """What an operator runs, and the ops bound so far. A bound op holds its group, so groups that were destroyed are looked for and dropped."""
+    """What an operator runs, and the ops bound so far."""
 
     collective: Collective
     mesh: dict[str, int] | None
@@ -65,6 +67,7 @@ _lock = threading.RLock()
 _binding: WeakKeyDictionary[dist.ProcessGroup, threading.RLock] = WeakKeyDictionary()
 _entries: dict[str, _Entry] = {}
 _kernels: WeakKeyDictionary[Collective, Mapping[str, Any]] = WeakKeyDictionary()
+_caches: list[dict[dist.ProcessGroup, Any]] = []
 
 
 def register(
@@ -182,10 +185,46 @@ def capturing(x: torch.Tensor) -> bool:
     return x.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def forget_destroyed(kept: dict[dist.ProcessGroup, Any]) -> None:
-    """Drop what belongs to groups that are no more."""
-    for group in [g for g in kept if destroyed(g)]:
-        del kept[group]
+def of_groups() -> dict[dist.ProcessGroup, Any]:
+    """A cache by group. Ops hold their group, which a weak key would therefore keep: `forget_destroyed` lets go of it."""
+    _caches.append(made := {})
+    return made
+
+
+def forget_destroyed() -> None:
+    """Drop all that belongs to groups that are no more: after `destroy_process_group`, and, as groups may be aborted too, before a bind."""
+    with _lock:
+        for kept in (*_caches, *(e.bound for e in _entries.values())):
+            for key in list(kept):
+                if destroyed(key[0] if isinstance(key, tuple) else key):
+                    kept.pop(key, None)  # pyright: ignore[reportArgumentType]
+
+
+def replace_everywhere(original: Any, made: Any) -> None:
+    """Put `made` in the place of a function, also where it was imported by name before."""
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        for name in [n for n, v in list(names.items()) if v is original] if isinstance(names, dict) else ():
+            setattr(module, name, made)
+
+
+def _watch_destruction() -> None:
+    native = dist.distributed_c10d.destroy_process_group
+    if hasattr(native, "coccl_dsl"):
+        return
+
+    @wraps(native)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+        try:
+            native(*args, **kwargs)
+        finally:
+            forget_destroyed()
+
+    destroy_process_group.coccl_dsl = True  # pyright: ignore
+    replace_everywhere(native, destroy_process_group)
+
+
+_watch_destruction()
 
 
 def binding_lock(group: dist.ProcessGroup) -> threading.RLock:
@@ -234,8 +273,7 @@ def _call(
             if entry.mesh is not None and collective.axes:
                 options["mesh"] = entry.mesh
             bound = collective.bind(group, like=x, **options)
+            forget_destroyed()
             with _lock:
-                for key in [key for key in entry.bound if destroyed(key[0])]:
-                    del entry.bound[key]
                 entry.bound.setdefault((group, collective.kind), {})[kind] = bound
     return bound(x, out=out)

@@ -21,7 +21,7 @@ from ..plan.calibration import NATIVE
 from ..plan.show import sent_bytes
 from ..policy.read import rebound
 from ..runtime.agreement import Meeting
-from ..runtime.dispatch import binding_lock, capacity_for, capturing, forget_destroyed, refuse_states
+from ..runtime.dispatch import binding_lock, capacity_for, capturing, forget_destroyed, of_groups, refuse_states
 from ..runtime.dtypes import dtype_name
 from ..runtime.errors import BindError, CollectiveError
 from ..runtime.measured import Measured, agree_on_table, host_text
@@ -47,7 +47,7 @@ class _Group:
 
 
 _lock = threading.RLock()
-_groups: dict[dist.ProcessGroup, _Group] = {}
+_groups: dict[dist.ProcessGroup, _Group] = of_groups()
 _sizes: WeakKeyDictionary[Op, dict[int, tuple[int, int]]] = WeakKeyDictionary()
 
 
@@ -170,8 +170,7 @@ def _first(kind: str, x: torch.Tensor, pg: dist.ProcessGroup, asked: Asked, nati
             f"coccl_dsl.{name} has not been bound for this call, and cannot be under CUDA graph capture: before the capture, call coccl_dsl.{name} "
             f"once on all ranks with the same arguments and {x.numel()} elements of {x.dtype}"
         )
-    with _lock:
-        forget_destroyed(_groups)
+    forget_destroyed()
     collective, options = binding(kind, x, pg, asked)
     refuse_states(collective, dtype_name(x.dtype), options, f"coccl_dsl.{name}")
     _, choice, capacity = pick(kind, x, pg, asked, native)

@@ -10,13 +10,13 @@ result: `context_fn=partial(create_selective_checkpoint_contexts, [torch.ops.coc
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.utils.checkpoint as module
 
+from ..runtime.dispatch import replace_everywhere
 from ..runtime.replay import Region, first_run, second_run
 
 
@@ -48,7 +48,4 @@ def install() -> None:
         return original(repeatable(function), *args, **kwargs)
 
     checkpoint.coccl_dsl = True  # pyright: ignore
-    for other in list(sys.modules.values()):
-        names = getattr(other, "__dict__", None)
-        for name in [n for n, v in list(names.items()) if v is original] if isinstance(names, dict) else ():
-            setattr(other, name, checkpoint)
+    replace_everywhere(original, checkpoint)

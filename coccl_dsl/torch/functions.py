@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..runtime.dispatch import of_groups
 from ..shown import Explanation
 from . import debug, library
 from .calls import Asked, Compressors, ReduceOp, bound_op, found, member, op_text, pick
@@ -196,8 +197,8 @@ def explain(
     return Explanation(f"{told}\n{bound.explain() if bound is not None else 'not bound yet: the first call binds it'}")
 
 
-# Ops of calls that came before, by what the user wrote: what a call costs beside its op.
-_quick: dict[tuple[Any, ...], Any] = {}
+# Ops of calls that came before, by what the user wrote: what a call costs beside its op. Threads add to them without a lock, so nobody iterates.
+_quick: dict[dist.ProcessGroup, dict[tuple[Any, ...], Any]] = of_groups()
 _MOST = 4096
 
 
@@ -220,15 +221,17 @@ def _run(
         asked = Asked(op_text(op), compressor, algorithm, mesh, root)
         return _run_asked(kind, x, group, asked, out=out, async_op=async_op)
     known = dist.distributed_c10d._world
-    pg = group if group is not None else known.default_pg
+    pg: Any = group if group is not None else known.default_pg
     how = (op, compressor, algorithm, root, torch.are_deterministic_algorithms_enabled())
-    key = (kind, pg, x.dtype, x.device, x.numel(), how)
-    bound = _quick.get(key)
-    if bound is None or pg not in known.pg_map:
+    key = (kind, x.dtype, x.device, x.numel(), how)
+    kept = _quick.get(pg)
+    bound = kept.get(key) if kept is not None and pg in known.pg_map else None
+    if bound is None:
         bound = bound_op(kind, x, group, Asked(op, compressor, algorithm, None, root), native=True)
-        if len(_quick) >= _MOST or any(k[1] not in known.pg_map for k in _quick):
-            _quick.clear()
-        _quick[key] = bound
+        kept = _quick.setdefault(pg, {})
+        if len(kept) >= _MOST:
+            kept.clear()
+        kept[key] = bound
     return bound(x, out=out, async_op=async_op)
 
 

@@ -8,14 +8,17 @@ one of its own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from ..runtime.dispatch import capacity_for
 from ..runtime.op import Op
 from ..runtime.replay import call_number
 from .works import HostWork, completed, lanes
+
+_Op = TypeVar("_Op")
 
 
 class Message:
@@ -54,6 +57,20 @@ class Message:
             if not self._sends and not self._tensor.is_contiguous():
                 self._tensor.copy_(self._flat.view(self._tensor.shape))
         self._release()
+
+
+def reused(
+    idle: dict[Any, list[_Op]], key: tuple[Any, ...], t: torch.Tensor, bind: Callable[[int], _Op]
+) -> tuple[_Op, Callable[[], None]]:
+    """An op for a message of `t`, and what to call when that is over. Messages in flight have an op each, of `bind` (given a capacity); one that
+    is not in flight serves later messages of the key and of sizes up to its capacity, of which there are few however many sizes there are."""
+    capacity = capacity_for("send_recv", t.numel(), 2)
+    kept = idle.setdefault((*key, t.dtype, capacity), [])
+    try:
+        op = kept.pop()
+    except IndexError:
+        op = bind(capacity)
+    return op, lambda: kept.append(op)
 
 
 def move(

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..runtime.dispatch import capacity_for
 from . import traffic
 from .groups import Groups, Taken
-from .messages import Message, move, move_batch
+from .messages import Message, move, move_batch, reused
+from .selection import Bound
 
 _ATTRIBUTE = "_coccl_direction"
 
@@ -37,17 +37,15 @@ def _decide(groups: Groups, pg: dist.ProcessGroup, t: torch.Tensor, sends: bool,
 
 
 def _message(groups: Groups, taken: Taken, t: torch.Tensor, sends: bool, peer: int, lane: Any) -> Message:
-    """Several messages of one kind may be in flight, each with an op of its own; those of a lane that are not in flight are kept."""
     state, kind, rule = taken
-    capacity = capacity_for("send_recv", t.numel(), 2)
-    idle = state.idle.setdefault((rule.number, t.dtype, capacity, sends, peer, lane), [])
-    try:
-        bound = idle.pop()
-    except IndexError:
+
+    def bind(_: int) -> Bound:
         end: dict[str, Any] = {"target" if sends else "source": peer}
-        bound = groups.bound(state, rule, "send", t, t.numel(), **end)
+        return groups.bound(state, rule, "send", t, t.numel(), **end)
+
+    bound, release = reused(state.idle, (rule.number, sends, peer, lane), t, bind)
     # On the CPU whichever op comes takes the message's number; on CUDA, where a graph repeats it, the op of the lane counts itself.
-    message = Message(bound.op, t, sends, lambda: idle.append(bound), kind.calls if lane == "cpu" else None)
+    message = Message(bound.op, t, sends, release, kind.calls if lane == "cpu" else None)
     raw, wire = bound.sizes(t.numel()) if sends else (0, 0)
     traffic.record(kind.role, "send" if sends else "recv", bound.algorithm, bound.compressor, raw, wire)
     return message

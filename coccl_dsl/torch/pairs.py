@@ -17,32 +17,33 @@ import torch
 import torch.distributed as dist
 
 from ..pipeline import Collective, load
-from ..runtime.dispatch import destroyed, refuse_states
+from ..runtime.dispatch import forget_destroyed, of_groups, refuse_states
 from ..runtime.dtypes import NAMES, dtype_name
 from .c10d import Group, _peer, _to
 from .calls import member
-from .messages import Message, move, move_batch
+from .messages import Message, move, move_batch, reused
 
-_Key = tuple[Any, ...]
-_idle: dict[_Key, list[Any]] = {}
+# Ops of messages that are over.
+_idle: dict[dist.ProcessGroup, dict[Any, list[Any]]] = of_groups()
 
 
 def _message(t: torch.Tensor, sends: bool, peer: int, pg: dist.ProcessGroup, compressor: str, lane: Any) -> Message:
-    """Ops of messages that are over are used again, by the same lane."""
-    idle = _idle.setdefault((pg, sends, peer, t.dtype, t.device, t.numel(), compressor, lane), [])
-    op = idle.pop() if idle else _bind(t, sends, peer, pg, compressor)
-    return Message(op, t, sends, lambda: idle.append(op))
+    def bind(capacity: int) -> Any:
+        return _bind(t, capacity, sends, peer, pg, compressor)
+
+    op, release = reused(_idle.setdefault(pg, {}), (t.device, sends, peer, compressor, lane), t, bind)
+    return Message(op, t, sends, release)
 
 
-def _bind(t: torch.Tensor, sends: bool, peer: int, pg: dist.ProcessGroup, compressor: str) -> Any:
-    for key in [k for k in _idle if destroyed(k[0])]:
-        del _idle[key]
+def _bind(t: torch.Tensor, capacity: int, sends: bool, peer: int, pg: dist.ProcessGroup, compressor: str) -> Any:
+    forget_destroyed()
     collective = _collective()
     options = dict.fromkeys(collective.program(dtype_name(t.dtype)).codecs, compressor)
     refuse_states(
         collective, dtype_name(t.dtype), options, "coccl_dsl.torch.isend" if sends else "coccl_dsl.torch.irecv"
     )
-    return collective.bind(pg, like=t, **{"target" if sends else "source": peer}, **options)
+    ends = {"target" if sends else "source": peer}
+    return collective.bind(pg, like=t, capacity=capacity, **ends, **options)
 
 
 @cache

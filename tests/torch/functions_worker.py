@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+import weakref
 from functools import partial
 
 import torch
@@ -17,6 +19,7 @@ import coccl_dsl.torch as coccl
 from coccl_dsl import BindError, CollectiveError, simulate
 from coccl_dsl.pipeline import load
 from coccl_dsl.runtime.dispatch import register
+from coccl_dsl.torch import pairs
 
 
 def raises(kind, words: str, call) -> None:
@@ -217,6 +220,25 @@ def threads_of_two_groups() -> None:
     assert sorted(done) == [0, 1]
 
 
+def destroyed_groups() -> None:
+    """Whatever ran on a group lets go of it, and messages of many sizes shared few ops."""
+    rank, group, x = dist.get_rank(), dist.new_group([0, 1]), torch.ones(900)
+    register(coccl_dsl.compile("two_shot"))
+    coccl.all_reduce(x, group=group)
+    coccl_dsl.all_reduce(x, group=group)
+    torch.ops.coccl.two_shot(x, group.group_name)
+    for count in range(513, 533):
+        move = coccl.send if rank == 0 else coccl.recv
+        move(x[:count], 1 - rank, group)
+    ops = [op for kept in pairs._idle[group].values() for op in kept]
+    assert len(ops) == 1
+    held = [weakref.ref(o) for o in (group, *ops)]
+    dist.destroy_process_group(group)
+    del group, ops
+    gc.collect()
+    assert not any(r() for r in held)
+
+
 def debug_mode() -> None:
     rank, x = dist.get_rank(), torch.ones(1000)
     os.environ["COCCL_DEBUG"] = "1"
@@ -237,7 +259,15 @@ def main() -> None:
     start()
     # On GPUs both threads would share one stream, where two orders do wait for each other.
     threads = [] if CUDA else [threads_of_two_groups]
-    for case in (collectives, messages, first_calls_in_inference_mode, *threads, debug_mode, wrong_use):
+    for case in (
+        collectives,
+        messages,
+        first_calls_in_inference_mode,
+        *threads,
+        destroyed_groups,
+        debug_mode,
+        wrong_use,
+    ):
         case()
     dist.barrier()
     dist.destroy_process_group()
