@@ -194,10 +194,11 @@ def of_groups() -> dict[dist.ProcessGroup, Any]:
 def forget_destroyed() -> None:
     """Drop all that belongs to groups that are no more: after `destroy_process_group`, and, as groups may be aborted too, before a bind."""
     with _lock:
-        for kept in (*_caches, *(e.bound for e in _entries.values())):
+        caches: list[dict[Any, Any]] = [*_caches, *(e.bound for e in _entries.values())]
+        for kept in caches:
             for key in list(kept):
                 if destroyed(key[0] if isinstance(key, tuple) else key):
-                    kept.pop(key, None)  # pyright: ignore[reportArgumentType]
+                    kept.pop(key, None)
 
 
 def replace_everywhere(original: Any, made: Any) -> None:

@@ -27,7 +27,7 @@ from ..runtime.errors import CollectiveError
 from ..runtime.op import Op
 from . import traffic
 from .calls import Asked, Compressors, binding, bound_op, check, codecs_of, member, tell
-from .saving import loaded, saved
+from .saving import loaded, restart, saved
 
 ROLE = "dp"
 
@@ -222,6 +222,13 @@ class DDPState:
         self._unloaded = None
         for bucket in self._buckets.values():
             bucket.op.reset()
+
+    def restart(self) -> None:
+        """Start anew, as before the first step. Call it on all ranks."""
+        self.reset()
+        self.steps = 0
+        for bucket in self._buckets.values():
+            restart(bucket.op)
 
     def memory(self) -> int:
         """Bytes of the states."""

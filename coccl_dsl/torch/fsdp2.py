@@ -29,7 +29,7 @@ from ..runtime.errors import CollectiveError
 from ..runtime.op import Op
 from . import traffic
 from .calls import Asked, Compressors, binding, bound_op, check, codecs_of, op_text, tell
-from .saving import loaded, saved
+from .saving import loaded, restart, saved
 from .works import completed, issue
 
 ROLE = "fsdp"
@@ -327,7 +327,7 @@ class FSDPState:
                 if key in kept:
                     op.load_state_dict(kept.pop(key))
                 else:
-                    op.reset()
+                    restart(op)
             calls.waiting = kept
 
 

@@ -30,6 +30,7 @@ from ..runtime.transports.torch_p2p import group_timeout
 from . import debug, roles, traffic, works
 from .choose import node_runs
 from .ddp import DDPState
+from .saving import restart
 from .selection import Bound, bypassed, select
 
 log = logging.getLogger("coccl_dsl")
@@ -98,6 +99,8 @@ class Groups:
         self._hook_count = 0
         self._hook_states: dict[int, dict[str, bytes]] = {}
         self._logged: list[str] = []
+        # Spawned processes have no RANK, and the last group is gone when the log is written.
+        self._rank = int(os.environ.get("RANK", "0"))
         self._lock = threading.RLock()
 
     # ------------------------------------------------------------ opening and closing
@@ -107,6 +110,7 @@ class Groups:
         where policies or versions differ."""
         if not isinstance(pg, dist.ProcessGroup) or dist.get_rank(pg) < 0:
             return
+        self._rank = dist.get_rank()
         for gone in [g for g in self.states if destroyed(g)]:  # aborted, say
             self.close(gone)
         state = self.states.get(pg)
@@ -176,11 +180,10 @@ class Groups:
         {rank} in it."""
         if not self.policy.log:
             return
-        rank = int(os.environ.get("RANK", "0"))
-        if rank and "{rank}" not in self.policy.log:
+        if self._rank and "{rank}" not in self.policy.log:
             return
         now = [line for state in list(self.states.values()) for line in lines(state)]
-        Path(self.policy.log.format(rank=rank)).write_text("".join(f"{line}\n" for line in [*self._logged, *now]))
+        Path(self.policy.log.format(rank=self._rank)).write_text("".join(f"{line}\n" for line in [*self._logged, *now]))
 
     def claimed(self, pg: dist.ProcessGroup | None, role: str | None) -> None:
         """A group got a role, on all of its ranks."""
@@ -206,19 +209,25 @@ class Groups:
         return {"steps": self.steps, "counts": counts, "ops": ops, "hooks": hooks}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """What is not there yet is loaded when its first call comes."""
+        """What is not there yet is loaded when its first call comes; what is there and was not then starts anew."""
         self.steps, self._counts, self._op_states = saved["steps"], dict(saved["counts"]), dict(saved["ops"])
         self._hook_states = dict(saved["hooks"])
         for number, hook in self._hooks.items():
             if number in self._hook_states:
                 hook.load_state_dict(self._hook_states.pop(number))
+            else:
+                hook.restart()
         for state in self.states.values():
+            for bound in (b for free in state.idle.values() for b in free):
+                restart(bound.op)
             for key, kind in state.kinds.items():
                 kind.calls = self._counts.pop(name_of(state, key), 0)
             for key, bound in state.ops.items():
                 kept = self._op_states.pop(name_of(state, key), None)
                 if kept is not None:
                     bound.op.load_state_dict(kept)
+                else:
+                    restart(bound.op)
 
     def hooked(self, hook: DDPState) -> None:
         """A DDP got our hook. Hooks are known by their order, the same in every run."""

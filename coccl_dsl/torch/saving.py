@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ..runtime.op import Op
+
 
 def saved(state: dict[str, Any]) -> bytes:
     """Tensors, numbers, texts, lists and dicts as bytes; tensors go to the CPU."""
@@ -21,3 +23,13 @@ def saved(state: dict[str, Any]) -> bytes:
 
 def loaded(data: bytes) -> dict[str, Any]:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def restart(op: Op) -> None:
+    """Put an op where a fresh one starts. Unlike `Op.reset`, after which numbers must not be drawn again, this is for a rollback to before its
+    first call: it draws them again."""
+    op.reset()
+    executor = op._executor
+    if executor is not None:
+        executor.rng[1] = 0
+        executor.count = None

@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +15,12 @@ import torch.distributed as dist
 
 import coccl_dsl
 import coccl_dsl.torch
+from coccl_dsl.policy import read_policy_text
 from coccl_dsl.runtime import dispatch
-from coccl_dsl.torch import functions
+from coccl_dsl.torch import claims, functions, roles
+from coccl_dsl.torch.groups import Groups
+from coccl_dsl.torch.patches import Patches
+from coccl_dsl.torch.selection import Bound
 
 
 @pytest.fixture
@@ -76,3 +81,46 @@ def test_a_destroyed_group_is_freed_with_its_ops(alone: None):
     gc.collect()
     assert len(held) == 2 and not any(r() for r in held)
     assert list(functions._quick) == [dist.group.WORLD]
+
+
+@pytest.mark.parametrize("compressor", ["int4(round=stochastic)", "error_feedback(int4(round=stochastic))"])
+def test_a_rollback_to_before_an_ops_first_call_starts_it_anew(alone: None, compressor: str):
+    groups = Groups(read_policy_text('[[rule]]\non = "dp"\ncompressor = "int8"'), print)
+    groups.open(dist.group.WORLD)
+    saved = groups.state_dict()
+    local = coccl_dsl.compile("one_shot", q=compressor).bind(coccl_dsl.LocalGroup(2), like=torch.empty(100))
+    (state,) = groups.states.values()
+    bounds = [Bound(op, "one_shot", compressor, "dp.all_reduce") for op in local.ops]
+    state.ops["call"], state.idle["message"] = bounds[0], [bounds[1]]
+    xs = [torch.randn(100), torch.randn(100)]
+    fresh, first = [op.state_dict() for op in local.ops], local(xs)
+    assert not torch.equal(local(xs)[0], first[0])
+    groups.load_state_dict(saved)
+    for op, before in zip(local.ops, fresh, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(op.state_dict().values(), before.values(), strict=True))
+    assert torch.equal(local(xs)[0], first[0])
+
+
+def test_a_coalescing_region_that_raises_is_left(alone: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dist.ProcessGroup, "_start_coalescing", lambda pg, device: None)
+    patches = Patches()
+    claims.install(patches, Groups(read_policy_text('[[rule]]\non = "dp"\ncompressor = "int8"'), print))
+    try:
+        with pytest.raises(ZeroDivisionError), dist._coalescing_manager(device=torch.device("cpu")):
+            assert roles.why_exact() == "inside a coalescing region"
+            raise ZeroDivisionError
+        assert roles.why_exact() == ""
+    finally:
+        patches.undo()
+
+
+def test_a_log_is_named_by_the_rank_of_a_process_without_RANK(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    monkeypatch.delenv("RANK", raising=False)
+    groups = Groups(read_policy_text(f'log = "{tmp_path}/{{rank}}.jsonl"'), print)
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    groups.open(dist.group.WORLD)
+    dist.destroy_process_group()
+    groups.close(None)
+    assert [p.name for p in tmp_path.iterdir()] == ["1.jsonl"]

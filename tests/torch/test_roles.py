@@ -82,6 +82,27 @@ def test_nothing_is_installed_without_a_rule_and_all_of_it_goes_again():
     assert not installed() and patched() == before
 
 
+def test_reasons_to_go_native_do_not_end_each_other():
+    with roles.exact("state_dict"):
+        roles.coalesce(1)
+        assert roles.why_exact() == "state_dict"
+        roles.coalesce(-1)
+        assert roles.why_exact() == "state_dict"
+        roles.coalesce(1)
+    assert roles.why_exact() == "inside a coalescing region"
+    with roles.exact("inner"):
+        pass
+    assert roles.why_exact() == "inside a coalescing region"
+    roles.coalesce(-1)
+    roles.coalesce(-1)
+    assert roles.why_exact() == ""
+    with roles.premultiplied("premul(0.5)"):
+        with roles.premultiplied("premul(0.25)"):
+            pass
+        assert roles.premul() == "premul(0.5)"
+    assert roles.premul() is None
+
+
 def test_patches_come_with_a_later_import_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "late_module.py").write_text("def f():\n    return 1\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -533,6 +533,11 @@ def saved_numbers() -> None:
     with policy(text):
         transparent.TransparentState().load_state_dict(saved)
         same(call(), second, "the second call")
+    with policy(text):
+        start = transparent.TransparentState().state_dict()
+        first = call()
+        transparent.TransparentState().load_state_dict(start)
+        same(call(), first, "the first call, of an op that was not bound yet where the state was saved")
 
 
 @case("debug: errors of every n-th call, calls that differ")
