@@ -49,8 +49,9 @@ def install(patches: Patches, groups: Groups) -> None:
     own = _Claims(patches, groups)
     for name in SCATTERING if "reduce_scatter" in groups.policy.ops else ():
         patches.wrap(dist.ProcessGroup, name, own.premul)
-    patches.wrap(dist.ProcessGroup, "_start_coalescing", own.coalescing(1))
-    patches.wrap(dist.ProcessGroup, "_end_coalescing", own.coalescing(-1))
+    patches.wrap(dist.ProcessGroup, "_start_coalescing", own.coalescing_starts)
+    patches.wrap(dist.ProcessGroup, "_end_coalescing", own.coalescing_ends)
+    patches.wrap((dist.distributed_c10d, dist), "_coalescing_manager", own.coalescing_manager)
     patches.on_import("torch.distributed.device_mesh", own.device_mesh)
     patches.on_import("torch.nn.parallel.distributed", own.ddp)
     patches.on_import("torch.distributed.fsdp._fully_shard._fsdp_param_group", own.fsdp2)
@@ -84,18 +85,34 @@ class _Claims:
 
         return call
 
-    def coalescing(self, change: int):
-        """Between these two a backend holds messages back, so that an op of several steps cannot run."""
+    def coalescing_starts(self, native):
+        """From here to the end a backend holds messages back, so that an op of several steps cannot run."""
 
-        def make(native):
-            def call(pg: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-                made = native(pg, *args, **kwargs)
-                roles.coalesce(change)
-                return made
+        def call(pg: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            made = native(pg, *args, **kwargs)
+            roles.coalesce(1)
+            return made
 
-            return call
+        return call
 
-        return make
+    def coalescing_ends(self, native):
+        def call(pg: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return native(pg, *args, **kwargs)
+            finally:
+                roles.coalesce(-1)
+
+        return call
+
+    def coalescing_manager(self, native):
+        """torch's own does not come to the end of a region whose body raises."""
+
+        @contextmanager
+        def call(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            with roles.coalescing(), native(*args, **kwargs) as manager:
+                yield manager
+
+        return call
 
     def device_mesh(self, module: ModuleType) -> None:
         """A dimension that spans the whole world reuses the default group, whose description says nothing."""

@@ -119,7 +119,7 @@ def current() -> tuple[str, Any] | None:
 @contextmanager
 def exact(why: str) -> Iterator[None]:
     """While it lasts, this thread's collectives go native."""
-    before = why_exact()
+    before = _running.exact
     _running.exact = why
     try:
         yield
@@ -129,23 +129,33 @@ def exact(why: str) -> Iterator[None]:
 
 def why_exact() -> str:
     """What asks this thread's collectives to go native, or ""."""
-    return _running.exact
+    return _running.exact or ("inside a coalescing region" if _running.depth else "")
 
 
 def coalesce(change: int) -> None:
     """This thread enters (1) or leaves (-1) a region in which the backend holds messages back."""
-    depth = _running.depth = _running.depth + change
-    _running.exact = "inside a coalescing region" if depth else ""
+    _running.depth = max(0, _running.depth + change)
+
+
+@contextmanager
+def coalescing() -> Iterator[None]:
+    """What regions it enters, this thread has left again afterwards: one that raises is never left by itself."""
+    before = _running.depth
+    try:
+        yield
+    finally:
+        _running.depth = before
 
 
 @contextmanager
 def premultiplied(op: str) -> Iterator[None]:
     """While it lasts, PREMUL_SUM in this thread is `premul(factor)`."""
+    before = _running.premul
     _running.premul = op
     try:
         yield
     finally:
-        _running.premul = None
+        _running.premul = before
 
 
 def premul() -> str | None:
