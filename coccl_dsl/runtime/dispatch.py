@@ -12,9 +12,10 @@ The first call of a kind (group, op, dtype, device, count rounded up to a power 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,9 @@ from .errors import BindError, CollectiveError
 from .operators import NAMESPACE, Arguments, define, fresh, gathered, resolve, scattered
 
 if TYPE_CHECKING:
+    from ..diagnostics import Source
     from ..pipeline import Collective
+    from ..wire.scope import Scope
 
 log = logging.getLogger("coccl_dsl")
 
@@ -59,6 +62,7 @@ class _Entry:
     mesh: dict[str, int] | None
     root: int
     adjoint: Collective | None
+    texts: tuple[frozenset[str], ...]
     handle: Callable[..., torch.Tensor] | None = None
     bound: dict[tuple[dist.ProcessGroup, str], dict[_Kind, Any]] = field(default_factory=dict)
 
@@ -103,7 +107,9 @@ def register(
         old = _entries.get(name)
         if old is not None and old.collective.kind != kind:
             raise ValueError(f"torch.ops.{NAMESPACE}.{name} is {old.collective.kind} already, and cannot become {kind}")
-        entry = _Entry(collective, mesh, root, adjoint)
+        entry = _Entry(
+            collective, mesh, root, adjoint, tuple(_texts(c) for c in (collective, adjoint) if c is not None)
+        )
         if old is not None:
             entry.handle = old.handle
             if _same(old, entry):
@@ -123,10 +129,28 @@ def kernels_of(collective: Collective) -> Mapping[str, Any]:
 
 def _same(a: _Entry, b: _Entry) -> bool:
     def what(e: _Entry) -> tuple[object, ...]:
-        adjoint = e.adjoint and (e.adjoint.source.text, e.adjoint.compressors)
-        return e.collective.source.text, e.collective.compressors, e.mesh, e.root, adjoint
+        return e.texts, e.collective.compressors, e.mesh, e.root, e.adjoint and e.adjoint.compressors
 
     return what(a) == what(b)
+
+
+def _texts(collective: Collective) -> frozenset[str]:
+    """Of the collective and of the compressors in it."""
+    codecs = collective.program().codecs.values()
+    named = {word for codec in codecs for word in re.findall(r"\w+", codec.name)}
+    comps = {source.text for name, source in sources_of(collective.scope) if name in named}
+    return frozenset({collective.source.text, *comps})
+
+
+def sources_of(scope: Scope) -> Iterator[tuple[str, Source]]:
+    """Compressors that a scope has found so far, with where they are from."""
+    seen, waiting = {id(scope)}, [scope]
+    while waiting:
+        for name, (definition, inner) in waiting.pop().known.items():
+            yield name, definition.span.source
+            if id(inner) not in seen:
+                seen.add(id(inner))
+                waiting.append(inner)
 
 
 def _define(name: str, kind: str) -> Callable[..., torch.Tensor]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from pathlib import Path
 
 import torch
 
+from ..diagnostics import CompileError
+from ..lang.files import find, is_file, read
 from ..pipeline import Collective, load
 from ..plan.calibration import NATIVE
 from ..plan.model import CPU, GPU
@@ -14,6 +16,7 @@ from ..plan.ops import Plan
 from ..plan.show import sent_bytes
 from ..policy.model import Rule
 from ..policy.read import rebound
+from ..runtime.dispatch import sources_of
 from ..runtime.dtypes import dtype_name
 from ..runtime.measured import Measured
 from ..runtime.op import Op
@@ -24,7 +27,7 @@ from .native import KINDS
 
 # Counts whose bytes are remembered, where every call has another.
 MAX_SIZES = 4096
-loaded = lru_cache(maxsize=None)(load)
+_loaded: dict[tuple[Path, str], Collective] = {}
 
 
 @dataclass
@@ -59,6 +62,29 @@ class Bound:
         executor = self.op._executor
         states = executor.states.values() if executor is not None else ()
         return sum(t.nbytes for s in states for pair in s.tensors.values() for t in pair)
+
+
+def loaded(algorithm: str) -> Collective:
+    """`load`, once for each text: a file that was edited since is read again, as is another one that the name means after a chdir. Ops that were
+    bound keep the text that they have. Raises as `load` does."""
+    file, name = algorithm, ""
+    if ":" in algorithm and not is_file(Path(algorithm)):
+        file, name = algorithm.rsplit(":", 1)
+    path = Path(file)
+    path = (path if is_file(path) else find(file, "algorithms", None)).resolve()
+    kept = _loaded.get((path, name))
+    if kept is None or not _as_read(kept):
+        kept = _loaded[path, name] = load(algorithm)
+    return kept
+
+
+def _as_read(collective: Collective) -> bool:
+    """Whether its files hold what they held. Their times would not tell two edits within a tick of the clock apart."""
+    sources = [collective.source, *(source for _, source in sources_of(collective.scope))]
+    try:
+        return all(s.path is None or read(Path(s.path)).text == s.text for s in dict.fromkeys(sources))
+    except CompileError:
+        return False
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,15 @@ import torch.distributed as dist
 
 import coccl_dsl
 import coccl_dsl.torch
+from coccl_dsl.lang import files
+from coccl_dsl.pipeline import load
 from coccl_dsl.policy import read_policy_text
 from coccl_dsl.runtime import dispatch
 from coccl_dsl.torch import claims, functions, roles
 from coccl_dsl.torch.groups import Groups
 from coccl_dsl.torch.patches import Patches
-from coccl_dsl.torch.selection import Bound
+from coccl_dsl.torch.selection import Bound, loaded
+from coccl_dsl.wire.codec import Codec
 
 
 @pytest.fixture
@@ -124,3 +127,31 @@ def test_a_log_is_named_by_the_rank_of_a_process_without_RANK(tmp_path: Path, mo
     dist.destroy_process_group()
     groups.close(None)
     assert [p.name for p in tmp_path.iterdir()] == ["1.jsonl"]
+
+
+def test_edited_texts_are_read_again(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    coll = (files.shipped("algorithms") / "one_shot.coll").read_text().replace("one_shot", "mine")
+    comp = (files.shipped("compressors") / "int8.comp").read_text().replace("int8(", "own(")
+    coll = coll.replace("int8.comp", "own.comp").replace("int8(", "own(")
+    for folder, group in (("a", 128), ("b", 64)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.coll").write_text(coll.replace("group=128", f"group={group}"))
+        (tmp_path / folder / "own.comp").write_text(comp)
+
+    def codec() -> Codec:
+        return loaded("mine.coll").program("f32").codecs["q"]
+
+    monkeypatch.chdir(tmp_path / "a")
+    assert codec().group == 128 and loaded("mine.coll") is loaded("mine.coll")
+    monkeypatch.chdir(tmp_path / "b")
+    assert codec().group == 64
+    Path("mine.coll").write_text(coll.replace("group=128", "group=32"))
+    assert codec().group == 32
+    dispatch.register(load("mine.coll"))
+    torch.ops.coccl.mine(torch.ones(8), dist.group.WORLD.group_name)
+    dispatch.register(load("mine.coll"))
+    assert dispatch._entries["mine"].bound
+    Path("own.comp").write_text(comp.replace("127", "100"))
+    assert "100" in codec().text
+    dispatch.register(load("mine.coll"))
+    assert not dispatch._entries["mine"].bound
