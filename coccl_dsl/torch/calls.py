@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -260,6 +261,8 @@ def pick(
 ) -> tuple[str, Choice | None, int]:
     """The algorithm, why (None where it was named), and the capacity. All of it from what all ranks know. native: it may be NATIVE."""
     capacity = _capacity(kind, x, pg, asked)
+    if asked.mesh is not None:
+        _check_mesh(asked.mesh, asked.algorithm, pg.size())
     if asked.algorithm != "auto" or pg.size() == 1:
         return (asked.algorithm if asked.algorithm != "auto" else CANDIDATES[kind][0].name), None, capacity
     if asked.pair is not None:  # uneven parts go straight to their ranks
@@ -280,14 +283,20 @@ def _mesh(collective: Collective, pg: dist.ProcessGroup, x: torch.Tensor, asked:
     return dict(zip(collective.axes, _nodes(pg, x.device, None), strict=True))
 
 
+def _check_mesh(mesh: dict[str, int], algorithm: str, n: int) -> None:
+    """Raises BindError for a mesh that is not the algorithm's, by the names of its axes, or not of n ranks."""
+    axes = ("node", "local") if algorithm == "auto" else loaded(algorithm).axes
+    if not axes:
+        raise BindError(f"mesh={mesh}: `{algorithm}` runs on ranks, which have no mesh; leave mesh= away")
+    whole = all(isinstance(size, int) and size > 0 for size in mesh.values())
+    if set(mesh) != set(axes) or not whole or prod(mesh.values()) != n:
+        raise BindError(f"mesh={mesh} is not {', '.join(f'{a}=...' for a in axes)} of {n} ranks")
+
+
 def _nodes(pg: dist.ProcessGroup, device: torch.device, mesh: dict[str, int] | None) -> tuple[int, int]:
-    """(nodes, ranks a node): as given, or from where the ranks run, which the first call for a group finds out, collectively."""
-    n = pg.size()
+    """(nodes, ranks a node): as given and checked, or from where the ranks run, which the first call for a group finds out, collectively."""
     if mesh is not None:
-        sizes = tuple(mesh.values())
-        if len(sizes) != 2 or sizes[0] * sizes[1] != n:
-            raise BindError(f"mesh={mesh} is not node=..., local=... of {n} ranks")
-        return sizes
+        return mesh["node"], mesh["local"]
     kept = _met(pg, device)
     assert kept.nodes is not None
     return kept.nodes

@@ -177,11 +177,11 @@ def _of_all_reduce(a: Arguments, g: torch.Tensor) -> torch.Tensor:
 
 
 def _of_reduce_scatter(a: Arguments, g: torch.Tensor) -> torch.Tensor:
-    return OPS.all_gather_into_tensor(_scaled(a, g), a["group_name"], a["group_size"], _back(a), "auto", a["mesh"])
+    return OPS.all_gather_into_tensor(_scaled(a, g), a["group_name"], a["group_size"], _back(a), "auto", _mesh(a))
 
 
 def _of_all_gather(a: Arguments, g: torch.Tensor) -> torch.Tensor:
-    return OPS.reduce_scatter_tensor(g, a["group_name"], a["group_size"], "sum", _back(a), "auto", a["mesh"])
+    return OPS.reduce_scatter_tensor(g, a["group_name"], a["group_size"], "sum", _back(a), "auto", _mesh(a))
 
 
 def _of_all_to_all(a: Arguments, g: torch.Tensor) -> torch.Tensor:
@@ -190,11 +190,11 @@ def _of_all_to_all(a: Arguments, g: torch.Tensor) -> torch.Tensor:
 
 
 def _of_broadcast(a: Arguments, g: torch.Tensor) -> torch.Tensor:
-    return OPS.reduce(g, a["group_name"], a["root"], "sum", _back(a), "auto", a["mesh"])
+    return OPS.reduce(g, a["group_name"], a["root"], "sum", _back(a), "auto", _mesh(a))
 
 
 def _of_reduce(a: Arguments, g: torch.Tensor) -> torch.Tensor:
-    return OPS.broadcast(_scaled(a, g), a["group_name"], a["root"], _back(a), "auto", a["mesh"])
+    return OPS.broadcast(_scaled(a, g), a["group_name"], a["root"], _back(a), "auto", _mesh(a))
 
 
 def _of_send(a: Arguments, g: torch.Tensor) -> torch.Tensor:
@@ -203,6 +203,11 @@ def _of_send(a: Arguments, g: torch.Tensor) -> torch.Tensor:
 
 def _of_recv(a: Arguments, g: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(g) + OPS.send(g, a["group_name"], a["source"], _back(a), a["tag"])
+
+
+def _mesh(a: Arguments) -> str:
+    """Of an adjoint that `auto` picks, to which axes that only the forward's own text has say nothing."""
+    return a["mesh"] if not a["mesh"] or set(unpacked(a["mesh"])) == {"node", "local"} else ""
 
 
 # ---------------------------------------------------------------- the operators

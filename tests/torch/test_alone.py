@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import threading
 import weakref
@@ -19,7 +20,7 @@ from coccl_dsl.lang import files
 from coccl_dsl.pipeline import load
 from coccl_dsl.policy import read_policy_text
 from coccl_dsl.runtime import dispatch
-from coccl_dsl.torch import claims, functions, roles
+from coccl_dsl.torch import calls, claims, functions, roles
 from coccl_dsl.torch.groups import Groups
 from coccl_dsl.torch.patches import Patches
 from coccl_dsl.torch.selection import Bound, loaded
@@ -155,3 +156,19 @@ def test_edited_texts_are_read_again(alone: None, tmp_path: Path, monkeypatch: p
     assert "100" in codec().text
     dispatch.register(load("mine.coll"))
     assert not dispatch._entries["mine"].bound
+
+
+def test_a_mesh_that_does_not_fit_is_refused_by_name(alone: None):
+    x = torch.ones(8)
+    for options, words in (
+        ({"mesh": {"nonsense": 99}, "algorithm": "two_shot"}, "mesh={'nonsense': 99}: `two_shot` runs on ranks"),
+        ({"mesh": {"nonsense": 99}}, "mesh={'nonsense': 99} is not node=..., local=... of 1 ranks"),
+        ({"mesh": {"a": 1, "b": 1}}, "is not node=..., local=..."),
+        ({"mesh": {"node": 1, "local": 2}, "algorithm": "two_level"}, "is not node=..., local=... of 1 ranks"),
+        ({"mesh": {"node": -1, "local": -1}}, "is not node=..., local=... of 1 ranks"),
+    ):
+        for call in (coccl_dsl.all_reduce, coccl_dsl.torch.all_reduce):
+            with pytest.raises(coccl_dsl.BindError, match=re.escape(words)):
+                call(x, **options)
+    assert calls._nodes(dist.group.WORLD, x.device, {"local": 4, "node": 2}) == (2, 4)
+    coccl_dsl.all_reduce(x, mesh={"local": 1, "node": 1})
