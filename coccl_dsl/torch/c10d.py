@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import increment_version
 
 from . import library
 from .calls import Asked, Compressors, ReduceOp, bound_op, member, op_text
@@ -178,7 +179,11 @@ def _run(
     if splits is not None:
         asked, call = in_elements(x, pg, *splits, asked)
     op = bound_op(kind, x, pg, asked, call)
-    if not async_op:
+
+    def run() -> None:
         op(x, out=out, **call)
-        return None
-    return issue(pg, x.device, True, lambda: op(x, out=out, **call), [out], (x, out))
+        increment_version(out)  # see functions._called
+
+    if not async_op:
+        return run()
+    return issue(pg, x.device, True, run, [out], (x, out))
