@@ -219,10 +219,12 @@ def forget_destroyed() -> None:
     """Drop all that belongs to groups that are no more: after `destroy_process_group`, and, as groups may be aborted too, before a bind."""
     with _lock:
         caches: list[dict[Any, Any]] = [*_caches, *(e.bound for e in _entries.values())]
-        for kept in caches:
-            for key in list(kept):
-                if destroyed(key[0] if isinstance(key, tuple) else key):
-                    kept.pop(key, None)
+        gone = [(c, key) for c in caches for key in list(c) if destroyed(key[0] if isinstance(key, tuple) else key)]
+        # Ops let go of memory that what was enqueued last may still use.
+        if gone and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+        for cache, key in gone:
+            cache.pop(key, None)
 
 
 def replace_everywhere(original: Any, made: Any) -> None:
