@@ -21,7 +21,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch.autograd.graph import increment_version
 
 from . import library
 from .calls import Asked, Compressors, ReduceOp, bound_op, member, op_text
@@ -179,11 +178,7 @@ def _run(
     if splits is not None:
         asked, call = in_elements(x, pg, *splits, asked)
     op = bound_op(kind, x, pg, asked, call)
-
-    def run() -> None:
-        op(x, out=out, **call)
-        increment_version(out)  # see functions._called
-
     if not async_op:
-        return run()
-    return issue(pg, x.device, True, run, [out], (x, out))
+        op(x, out=out, **call)
+        return None
+    return issue(pg, x.device, True, lambda: op(x, out=out, **call), [out], (x, out))

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.graph import increment_version
 
 from ..runtime.dispatch import of_groups
 from ..shown import Explanation
@@ -233,7 +232,7 @@ def _run(
         if len(kept) >= _MOST:
             kept.clear()
         kept[key] = bound
-    return _called(bound, x, out, async_op)
+    return bound(x, out=out, async_op=async_op)
 
 
 def _run_asked(
@@ -254,15 +253,4 @@ def _run_asked(
                     "of the graph, or leave the two away"
                 )
             return library.functional(kind, x, group, asked, **splits)
-    bound = bound_op(kind, x, group, asked, splits, native=True)
-    return _called(bound, x, out, async_op, asked.ends is not None and asked.ends[0] == "source", **splits)
-
-
-def _called(
-    bound: Any, x: torch.Tensor, out: torch.Tensor | None, async_op: bool, receives: bool = False, **splits: Any
-) -> Any:
-    made = bound(x, out=out, async_op=async_op, **splits)
-    # Kernels write through an address, which autograd does not see.
-    if out is not None or receives:
-        increment_version(x if out is None else out)
-    return made
+    return bound_op(kind, x, group, asked, splits, native=True)(x, out=out, async_op=async_op, **splits)

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.autograd.graph import increment_version
 
 from ..runtime.dispatch import capacity_for
 from ..runtime.op import Op
@@ -57,8 +56,6 @@ class Message:
                 assert rest is None
             if not self._sends and not self._tensor.is_contiguous():
                 self._tensor.copy_(self._flat.view(self._tensor.shape))
-        if not self._sends:
-            increment_version(self._tensor)  # see functions._called
         self._release()
 
 
