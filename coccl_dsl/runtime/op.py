@@ -248,8 +248,6 @@ class Op:
         self.check_open()
         x = self._check(x, "x")
         flat = _flat(x)
-        if out is not None and self._on_gpu and isinstance(out, torch.Tensor) and not out.is_inference():
-            increment_version(out)  # kernels write to it behind autograd's back
         if self._executor is None:
             return self._alone(flat, x, out, async_op, splits)
         if splits is not None and self._executor.stateful:
@@ -263,6 +261,8 @@ class Op:
         y = _flat(result)
         if out is not None:
             self._check_alias(flat, y, prepared_cut)
+        if self._on_gpu and (self.collective.kind != "send_recv" or self.rank == 1):
+            increment_version(result)  # kernels write to it behind autograd's back
         if not self._on_gpu:
             self._drive(flat, y, splits)
             return Work(result, (), None) if async_op else result
@@ -309,8 +309,7 @@ class Op:
                 return False
             self.turn.order_raw(torch._C._cuda_getCurrentRawStream(index), self.device)
             self._launch(graph, px, py)
-        if not out.is_inference():
-            increment_version(out)
+        increment_version(out)
         return True
 
     def _may_replay(self, count: int) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import increment_version
 
 from ..runtime.dispatch import capacity_for
 from ..runtime.op import Op
@@ -56,6 +57,8 @@ class Message:
                 assert rest is None
             if not self._sends and not self._tensor.is_contiguous():
                 self._tensor.copy_(self._flat.view(self._tensor.shape))
+        if not self._sends:
+            increment_version(self._tensor)  # kernels write to it behind autograd's back
         self._release()
 
 

@@ -283,6 +283,34 @@ def lifetimes() -> None:
     except RuntimeError as e:
         assert "before the graph is captured" in str(e), e
 
+    # Autograd sees that what it saved was written to.
+    for graphs in (False, True):
+        op = c.bind(like=static, transport="symm", graphs=graphs)
+        for _ in range(5):
+            saved = static.float().requires_grad_().to(static.dtype)
+            y = saved.square().sum()
+            op(saved.detach(), out=saved.detach())
+            try:
+                y.backward()
+                raise AssertionError("a gradient from what was overwritten")
+            except RuntimeError as e:
+                assert "modified by an inplace operation" in str(e), e
+    # Counts and splits that come later need no kernels that bind has not compiled.
+    n_odd = n * 1001
+    odd = torch.randn(n_odd, device=device).bfloat16()
+    ops = [
+        load(name).bind(like=odd, transport="symm", graphs=False)
+        for name in ("all_to_all_direct", "reduce_scatter_direct")
+    ]
+    compiled = triton_backend.compilations
+    for later in ops:
+        for count in (n * 1000, n, n * 128):
+            later(odd[:count].clone())
+    away = [0 if r == rank else 512 for r in range(n)]
+    ops[0](odd[: sum(away)].clone(), input_splits=away, output_splits=away)
+    torch.cuda.synchronize()
+    assert triton_backend.compilations == compiled, "kernels were compiled after bind"
+
     big = torch.empty(1 << 29, dtype=torch.bfloat16, device=device)
     times = []
     for _ in range(2):
