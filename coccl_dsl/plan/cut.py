@@ -36,13 +36,22 @@ def chunk_length(count: int, chunks: int, alignment: int) -> int:
     return -(-whole // alignment) * alignment
 
 
+def _extents(plan: Plan) -> set[int]:
+    return {*plan.buffers.inputs, *plan.buffers.outputs, *(w.extent for w in plan.wires.values())}
+
+
+def takes_splits(plan: Plan) -> bool:
+    """Whether calls may say how much goes to and comes from each rank: an all_to_all in which a rank sees its own chunks only."""
+    return plan.kind == "all_to_all" and all(plan.rank in divmod(e, plan.world) for e in _extents(plan))
+
+
 def cut(plan: Plan, count: int, splits: tuple[Sequence[int], Sequence[int]] | None = None) -> Cut:
     """Cut a call whose input has `count` elements (the output's count for the receiver of a send_recv).
 
     splits: elements to send to, and receive from, each rank; all_to_all only. Raises ValueError where the count does not fit.
     """
     b, n = plan.buffers, plan.world
-    extents = {*b.inputs, *b.outputs, *(w.extent for w in plan.wires.values())}
+    extents = _extents(plan)
     match plan.kind:
         case "reduce_scatter" | "all_to_all" if count % n and splits is None:
             raise ValueError(f"{plan.kind} over {n} ranks takes a multiple of {n} elements, not {count}")
@@ -62,8 +71,7 @@ def cut(plan: Plan, count: int, splits: tuple[Sequence[int], Sequence[int]] | No
                 )
             lengths = {plan.rank * n + j: int(c) for j, c in enumerate(send)}
             lengths |= {j * n + plan.rank: int(c) for j, c in enumerate(receive)}
-            missing = extents - lengths.keys()
-            if missing:
+            if not takes_splits(plan):
                 raise ValueError(f"`{plan.name}` passes other ranks' chunks on, so it takes even splits only")
         case _:
             chunks = max(len(b.inputs), len(b.outputs))

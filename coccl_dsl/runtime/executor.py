@@ -14,7 +14,7 @@ import torch
 from ..codegen.launch import Backend, FoldArgs, OpContext, Place, Prepared, StatePlaces
 from ..codegen.one_launch_source import ExchangeArgs, LaunchArgs
 from ..pipeline import raw_codec
-from ..plan.cut import Cut, Piece, cut, piece
+from ..plan.cut import Cut, Piece, cut, piece, takes_splits
 from ..plan.memory import Layout, doubled, incoming, lay_out, passes_of
 from ..plan.ops import Commit, Copy, Dense, Exchange, Fold, Launch, Plan, Remote, StateRef, Transfer
 from ..wire.codec import Codec
@@ -169,7 +169,7 @@ class Executor:
         world, own = self.plan.world, self.plan.rank
         if self.min_bytes or self.far_programs:  # chunks that go raw, and such as a few programs see once
             self.prepare(min(world, count))
-        if self.plan.kind == "all_to_all" and not self.stateful:  # nothing stays here
+        if takes_splits(self.plan) and not self.stateful:  # nothing stays here
             shares = tuple(0 if r == own else count // world for r in range(world))
             self.prepare(sum(shares), (shares, shares))
 

@@ -560,10 +560,13 @@ class LocalOp:
         """splits: all_to_all only; splits[i][j] elements go from rank i to rank j."""
         if len(xs) != len(self.ops):
             raise ValueError(f"{len(xs)} tensors for {len(self.ops)} ranks")
+        counts = {x.numel() for x in xs if isinstance(x, torch.Tensor)}
+        if splits is None and len(counts) > 1:
+            raise ValueError(f"the ranks' tensors have different numbers of elements: {sorted(counts)}")
         with torch.no_grad():
             if len(self.ops) == 1:
-                given = {} if splits is None else {"input_splits": splits[0], "output_splits": splits[0]}
-                return [self.ops[0](xs[0], outs[0] if outs else None, **given)]
+                own = splits[0] if splits is not None else None
+                return [self.ops[0](xs[0], outs[0] if outs else None, input_splits=own, output_splits=own)]
             flats, results = [], []
             columns = (
                 None

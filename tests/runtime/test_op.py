@@ -55,6 +55,12 @@ def test_a_local_group_of_one_checks_splits_as_well():
         op([torch.ones(8)], splits=[[3]])
 
 
+def test_a_local_group_refuses_tensors_of_different_sizes():
+    op = load("one_shot").bind(LocalGroup(2), like=torch.empty(128))
+    with pytest.raises(ValueError, match=r"different numbers of elements: \[100, 128\]"):
+        op([torch.ones(128), torch.ones(100)])
+
+
 def test_tensors_without_memory_of_their_own_are_waited_for_or_refused(alone):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import distribute_tensor
