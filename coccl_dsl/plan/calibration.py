@@ -183,8 +183,12 @@ def parse(text: str) -> Table:
 
 
 def merged(old: Table | None, new: Table) -> Table:
-    """The new table's places, and the old one's where the new one has none."""
-    return Table({**(old.curves if old is not None else {}), **new.curves}, new.about)
+    """The new table's curves, and the old one's of the places and kinds that the new one has not measured."""
+    curves = dict(old.curves) if old is not None else {}
+    for place, made in new.curves.items():
+        kinds = {c.kind for c in made}
+        curves[place] = (*(c for c in curves.get(place, ()) if c.kind not in kinds), *made)
+    return Table(curves, new.about)
 
 
 def table_path() -> Path:

@@ -8,7 +8,7 @@ import pytest
 from worlds import spawn
 
 from coccl_dsl.cli.bench import main
-from coccl_dsl.plan.calibration import NATIVE, read_table
+from coccl_dsl.plan.calibration import NATIVE, Curve, Place, Table, Way, merged, read_table
 
 
 @pytest.mark.parametrize("case", ["choosing", "differing"])
@@ -34,3 +34,16 @@ def test_what_is_missing_is_said(arguments, capsys):
     with pytest.raises(SystemExit) as e:
         main(arguments)
     assert e.value.code == 2 and "--calibrate" in capsys.readouterr().err
+
+
+def test_a_calibration_keeps_the_kinds_that_it_does_not_measure():
+    here, other = Place("a device", "a link", 2, 1), Place("a device", "a link", 4, 1)
+
+    def curve(kind: str, us: float) -> Curve:
+        return Curve(kind, "eager", Way(NATIVE), ((4096, us),))
+
+    old = Table({here: (curve("all_reduce", 1), curve("all_gather", 1)), other: (curve("all_gather", 1),)})
+    new = merged(old, Table({here: (curve("all_gather", 2),)}))
+    assert new.curves[here] == (curve("all_reduce", 1), curve("all_gather", 2))
+    assert new.curves[other] == old.curves[other]
+    assert merged(new, Table({here: ()})).curves == new.curves and merged(None, old).curves == old.curves
