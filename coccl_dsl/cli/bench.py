@@ -14,11 +14,27 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from ..diagnostics import CompileError
 
 TIERS = {"nvlink": {}, "shm": {"NCCL_P2P_DISABLE": "1"}, "socket": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}}
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+# What options that only rows take are where they are not given.
+ROWS: dict[str, Any] = {"dtype": ["bf16"], "mode": ["graph"], "transport": "auto", "slices": None, "iterations": 20, "repeats": 5, "no_f32": False, "plot": None}  # fmt: skip
+PICTURES = (".svg", ".png")
+ITEM = 2  # bytes of bf16, which a calibration measures
+
+
+class Parser(argparse.ArgumentParser):
+    """A mistake is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def size(text: str) -> int:
@@ -28,12 +44,33 @@ def size(text: str) -> int:
         value = float(text[:-1]) * unit if unit else float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write 65536, 64K, 16M or 1G") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size")
+    if not 1 <= value < inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 65536, 64K, 16M or 1G")
     return int(value)
 
 
-def parser(made: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
+def factor(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not (value > 1 and isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text!r} does not lead from size to size; write a factor above 1, such as 4")
+    return value
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an option that is a whole number."""
+
+    def whole(text: str) -> int:
+        if not (text.isascii() and text.isdigit()) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r}: write a whole number, {least} or more")
+        return int(text)
+
+    return whole
+
+
+def parser(made: type[argparse.ArgumentParser] = Parser) -> argparse.ArgumentParser:
     """The command line. made: another class where a mistake must not end the process, as in a notebook."""
     p = made(
         prog="coccl-bench",
@@ -55,7 +92,8 @@ def parser(made: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     p.add_argument(
         "collective",
         nargs="*",
-        help="all_reduce, reduce_scatter, all_gather, all_to_all, send_recv, the name of an algorithm, or a .coll file",
+        help="all_reduce, reduce_scatter, all_gather, all_to_all, send_recv, the name of an algorithm, or a .coll file; "
+        "with --calibrate one of the first four",
     )
     p.add_argument(
         "--set",
@@ -67,29 +105,26 @@ def parser(made: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     )
     p.add_argument("-b", "--begin", type=size, default=None, help="smallest size in bytes (default 1M)")
     p.add_argument("-e", "--end", type=size, default=size("256M"), help="largest size (default 256M)")
-    p.add_argument("-f", "--factor", type=float, default=4.0, help="factor between sizes (default 4)")
-    p.add_argument("--dtype", nargs="+", default=["bf16"], choices=["f32", "bf16", "f16"])
+    p.add_argument("-f", "--factor", type=factor, default=4.0, help="factor between sizes, above 1 (default 4)")
+    p.add_argument("--dtype", nargs="+", choices=["f32", "bf16", "f16"])
     p.add_argument(
         "--mode",
         nargs="+",
-        default=["graph"],
         choices=["graph", "eager", "eager_same"],
-        help="graph replays, eager calls with new pointers, eager calls with one pointer",
+        help="graph replays (default), eager calls with new pointers, eager calls with one pointer",
     )
     p.add_argument(
         "--transport",
-        default="auto",
         choices=["auto", "symm", "nccl", "nccl+collectives", "torch", "torch+collectives"],
     )
-    p.add_argument("--slices", type=int, default=None, help="slices in flight (default: the text's first)")
-    p.add_argument("-n", "--iterations", type=int, default=20)
-    p.add_argument("--repeats", type=int, default=5, help="interleaved repeats; the ratio is their median")
-    p.add_argument("--ranks", type=int, default=None, help="processes to start (default: one a GPU)")
+    p.add_argument("--slices", type=at_least(1), help="slices in flight (default: the text's first)")
+    p.add_argument("-n", "--iterations", type=at_least(1), help="calls a repeat (default 20)")
+    p.add_argument("--repeats", type=at_least(1), help="interleaved repeats; the ratio is their median (default 5)")
+    p.add_argument("--ranks", type=at_least(2), help="processes to start (default: one a GPU)")
     p.add_argument(
         "--tier",
         choices=list(TIERS),
-        default="nvlink",
-        help="link to use on both sides: shm and socket turn peer access off",
+        help="link to use on both sides (default nvlink): shm and socket turn peer access off",
     )
     p.add_argument("--no-f32", action="store_true", help="leave out NCCL on float32")
     p.add_argument("--json", type=Path, help="write all rows, with machine, versions, commit and command")
@@ -97,7 +132,7 @@ def parser(made: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     return p
 
 
-def parse(arguments: list[str], of: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.Namespace:
+def parse(arguments: list[str], of: type[argparse.ArgumentParser] = Parser) -> argparse.Namespace:
     """The command line's options, after defaults that depend on each other. of: as for `parser`."""
     made = parser(of)
     options = made.parse_args(arguments)
@@ -105,9 +140,84 @@ def parse(arguments: list[str], of: type[argparse.ArgumentParser] = argparse.Arg
         made.error("say what to measure, all_reduce for one, or --calibrate")
     if options.device == "cpu" and not options.calibrate:
         made.error("--device cpu belongs to --calibrate")
+    if options.calibrate:
+        given = [spelt(made, name) for name, default in ROWS.items() if getattr(options, name) not in (None, default)]
+        if given:
+            made.error(
+                f"{', '.join(given)}: not with --calibrate, which measures bf16 in all modes, over all transports"
+            )
+        if options.tier and options.device == "cpu":
+            made.error("--tier: not with --device cpu, which measures gloo; leave one out")
+    for name, default in ROWS.items():
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+    options.tier = options.tier or "nvlink"
     options.begin = options.begin or size("4K" if options.calibrate else "1M")
     options.compressors = options.compressors or (["int8", "int4"] if options.calibrate else ["int8"])
+    if options.begin > options.end:
+        made.error(f"-b {options.begin} is above -e {options.end} (bytes): no size is left; write an -e of at least -b")
+    if options.plot and (options.plot.suffix not in PICTURES or find_spec("matplotlib") is None):
+        made.error(f"--plot {options.plot}: needs a name in {' or '.join(PICTURES)}, and matplotlib installed")
     return options
+
+
+def spelt(made: argparse.ArgumentParser, name: str) -> str:
+    """An option as its user writes it."""
+    return next("/".join(a.option_strings) for a in made._actions if a.dest == name)
+
+
+def refuse(options: argparse.Namespace) -> None:
+    """Before any process starts. Raises ValueError for a collective, compressor or file that cannot be measured, read or written."""
+    from ..bench.cases import DEFAULT, collective_for
+    from ..pipeline import Collective
+    from ..plan.calibration import table_path
+    from ..torch.native import KINDS
+
+    if options.calibrate:
+        for name in options.collective:
+            if name not in KINDS:
+                raise ValueError(f"--calibrate {name}: measures {', '.join(KINDS)}; name some of them, or none for all")
+    found: list[Collective] = []
+    for name in options.collective or KINDS:
+        try:
+            found.append(collective_for(name))
+            found[-1].program()
+        except CompileError as e:
+            raise ValueError(f"collective {name}: {told(e)}; write {', '.join(DEFAULT)}, or an algorithm") from None
+        if found[-1].kind not in DEFAULT:
+            raise ValueError(f"collective {name}: is a {found[-1].kind}, beside which no NCCL call is measured; write another")  # fmt: skip
+    for text in options.compressors:
+        for collective in found:
+            for dtype in options.dtype:
+                try:
+                    names: dict[str, str] = dict.fromkeys(collective.program(dtype).codecs, text)
+                    collective.program(dtype, names)
+                except CompileError as e:
+                    raise ValueError(f"--set {text}: {told(e)}; write a compressor such as int8 or int4(group=64)") from None  # fmt: skip
+    places = {"--json": options.json, "--plot": options.plot}
+    if options.calibrate and not options.json:
+        places["COCCL_TABLE" if os.environ.get("COCCL_TABLE") else "COCCL_CACHE"] = table_path()
+    for name, path in places.items():
+        if path is not None and os.environ.get("RANK", "0") == "0" and not writable(path):
+            raise ValueError(f"{name} {path}: cannot be written; name a file in a folder of yours")
+
+
+def told(e: CompileError) -> str:
+    """A CompileError on one line."""
+    return " ".join(e.diagnostics[0].message.split())
+
+
+def writable(path: Path) -> bool:
+    """Whether a file of that name can be written; makes its folders, and leaves a file as it was."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        there = path.exists()
+        path.open("ab").close()
+        if not there:
+            path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -118,6 +228,12 @@ def main(argv: list[str] | None = None) -> int:
             print(f"coccl-bench: under torchrun set {name}={value} for --tier {options.tier}", file=sys.stderr)
             return 2
         os.environ[name] = value
+    try:
+        refuse(options)
+    except ValueError as e:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"coccl-bench: error: {e}", file=sys.stderr)
+        return 2
     if "RANK" in os.environ:
         return (calibration if options.calibrate else worker)(options, arguments)
     import torch
@@ -160,7 +276,7 @@ def calibration(options: argparse.Namespace, arguments: list[str]) -> int:
     if lead:
         path = options.json or table_path()
         try:
-            old = read_table(path)
+            old = read_table(path) if path.exists() else None
         except ValueError as e:
             print(f"coccl-bench: the old table is replaced: {e}", file=sys.stderr)
             old = None
@@ -206,11 +322,12 @@ def start_processes(command: list[str], count: int, sockets: bool = False) -> in
 
 
 def sizes(options: argparse.Namespace) -> list[int]:
-    found, at = [], float(options.begin)
+    """In bytes, rising; of a calibration, whose curves go by elements, each another number of them."""
+    item, found, at = ITEM if options.calibrate else 1, list[int](), float(options.begin)
     while at <= options.end * 1.0001:
-        found.append(int(at))
-        at *= max(options.factor, 1.1)
-    return found
+        found.append(max(int(at) // item, 1) * item)
+        at *= options.factor
+    return sorted({*found})
 
 
 def worker(options: argparse.Namespace, arguments: list[str]) -> int:

@@ -7,7 +7,8 @@ import json
 import pytest
 from worlds import spawn
 
-from coccl_dsl.cli.bench import main
+from coccl_dsl.cli import bench
+from coccl_dsl.cli.bench import main, parse, sizes
 from coccl_dsl.plan.calibration import NATIVE, Curve, Place, Table, Way, merged, read_table
 
 
@@ -47,3 +48,40 @@ def test_a_calibration_keeps_the_kinds_that_it_does_not_measure():
     assert new.curves[here] == (curve("all_reduce", 1), curve("all_gather", 2))
     assert new.curves[other] == old.curves[other]
     assert merged(new, Table({here: ()})).curves == new.curves and merged(None, old).curves == old.curves
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("all_reduce -f 1", "above 1"),
+        ("all_reduce -f -2", "above 1"),
+        ("all_reduce -b inf", "is no size"),
+        ("all_reduce -b 64K -e 4K", "-b 65536 is above -e 4096"),
+        ("--calibrate foo", "--calibrate foo"),
+        ("--calibrate shards.coll", "--calibrate shards.coll"),
+        ("--calibrate --set int9", "--set int9: unknown"),
+        ("all_reduce --set int9", "--set int9: unknown"),
+        ("nope", "collective nope"),
+        ("tree_broadcast", "is a broadcast"),
+        ("all_reduce --json /proc/none/a.json", "--json /proc/none/a.json: cannot be written"),
+        ("all_reduce --json .", "--json .: cannot be written"),
+        ("all_reduce --ranks -1", "--ranks: '-1'"),
+        ("all_reduce --ranks 1", "2 or more"),
+        ("all_reduce -n 0", "-n/--iterations: '0'"),
+        ("all_reduce --repeats 0", "--repeats: '0'"),
+        ("--calibrate --dtype f32 -n 3 --no-f32", "--dtype, -n/--iterations, --no-f32: not with --calibrate"),
+        ("--calibrate --device cpu --tier shm", "--tier: not with --device cpu"),
+    ],
+)
+def test_a_mistake_is_one_line_before_any_process(arguments, told, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "start_processes", lambda *_, **__: pytest.fail("started"))
+    try:
+        code = main(arguments.split())
+    except SystemExit as e:
+        code = e.code
+    err = capsys.readouterr().err
+    assert code == 2 and told in err and err.count("\n") == 1
+
+
+def test_sizes_of_a_calibration_differ_in_elements():
+    assert sizes(parse("--calibrate -b 1 -e 5 -f 1.2".split())) == [2, 4]
