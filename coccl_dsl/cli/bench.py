@@ -190,7 +190,7 @@ def refuse(options: argparse.Namespace) -> None:
         for collective in found:
             for dtype in options.dtype:
                 try:
-                    names: dict[str, str] = dict.fromkeys(collective.program(dtype).codecs, text)
+                    names = {name: text for name in collective.program(dtype).codecs}
                     collective.program(dtype, names)
                 except CompileError as e:
                     raise ValueError(f"--set {text}: {told(e)}; write a compressor such as int8 or int4(group=64)") from None  # fmt: skip

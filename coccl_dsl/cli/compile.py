@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,17 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _op(text: str) -> str:
+    if text.startswith("premul(") and text.endswith(")"):
+        try:
+            factor = float(text[7:-1])
+        except ValueError:
+            return text  # told with the ops that there are
+        if not isfinite(factor):
+            raise argparse.ArgumentTypeError(f"{text!r}: the factor is a finite number, as in premul(0.125)")
+    return text
+
+
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="coccl-compile",
@@ -98,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
         "--mesh", type=_mesh, metavar="AXIS=N,...", help="sizes of the axes, such as node=2,local=4 (2 each)"
     )
     world.add_argument("--root", type=int, metavar="R", help="root rank, for broadcast and reduce (0)")
-    world.add_argument("--op", default="sum", help="sum, avg or premul(0.125) (sum)")
+    world.add_argument("--op", type=_op, default="sum", help="sum, avg or premul(0.125) (sum)")
     world.add_argument("--dtype", choices=DTYPES, help="dtype of the tensors (bf16; with --run f32, as gradients are)")
     world.add_argument(
         "--set", type=_setting, metavar="Q=COMPRESSOR", action="append", default=[],
@@ -306,8 +317,29 @@ def main(argv: list[str] | None = None) -> int:
         if given and not belongs:
             print(f"coccl-compile: error: {name} belongs to {option}", file=sys.stderr)
             return 2
+    for name in ("ranks", "count"):
+        if args.run and getattr(args, name):
+            why = "which says how many processes" if name == "ranks" else "whose tensors have sizes of their own"
+            print(f"coccl-compile: error: --{name}: not with --run, {why}; leave it out", file=sys.stderr)
+            return 2
     try:
-        target = find_target(args.file)
+        try:
+            target = find_target(args.file)
+        except CompileError:
+            if not Path(args.file).is_dir():
+                raise
+            print(
+                f"coccl-compile: error: FILE {args.file}: is a folder; name a .coll or .comp file in it",
+                file=sys.stderr,
+            )
+            return 2
+        for name in ("ranks", "mesh", "root", "count"):
+            if target.comp and getattr(args, name) is not None:
+                print(
+                    f"coccl-compile: error: --{name}: not with a compressor, {target.path.name}; leave it out",
+                    file=sys.stderr,
+                )
+                return 2
         settings = dict(args.set)
         if args.format:
             return _format(target, args)

@@ -136,6 +136,11 @@ def test_what_does_not_fit_is_told_plainly_with_code_1(capsys, arguments, told):
         ["ring_q4", "--check", "--explain"],
         ["ring_q4", "--dtype", "f64"],
         ["ring_q4", "--write"],
+        ["ring_q4", "--run", "2", "--ranks", "5"],
+        ["ring_q4", "--run", "2", "--count", "5"],
+        ["int4.comp", "--ranks", "3"],
+        ["ring_q4", "--op", "premul(nan)"],
+        ["/tmp"],
     ],
 )
 def test_a_command_line_that_cannot_be_read_ends_with_2(capsys, arguments):
