@@ -97,7 +97,8 @@ def _problem(p: Program, run: Run, t: Trace, rank: int, i: int, want: tuple[int,
         return f"rank {rank} ends with {name} of {_list(_ranks(v.mask))}, not with that of {_list(missing)}{root}"
     if missing:
         others = [r for r in missing if r != rank]
-        why = f"no send brought it from rank {others[0]}" if others else "its own value was overwritten or never added"
+        came = "nothing that holds it was decompressed into this chunk, or assigned to it"
+        why = came if others else "its own value was overwritten or never added"
         return f"on rank {rank} {name} lacks the contribution of {_list(missing)}: {why}"
     return f"on rank {rank} {name} also holds the contribution of {_list(_ranks(v.mask & ~mask))}"
 

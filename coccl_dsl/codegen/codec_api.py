@@ -101,6 +101,8 @@ class BoundCodec(Printed):
         A stochastic compressor advances its call number. Raises TypeError where x's dtype is not float32, bfloat16 or float16, or not one that
         the compressor takes.
         """
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x is {type(x).__name__}, a tensor is wanted")
         c = self._for(x.dtype)
         data = torch.zeros(layout.wire_bytes(c, x.numel()), dtype=torch.uint8, device=x.device)
         if x.numel():
@@ -113,6 +115,8 @@ class BoundCodec(Printed):
     @torch.no_grad()
     def decompress(self, w: Wire) -> Tensor:
         """The tensor that `w` stands for, of w's shape and dtype. Raises ValueError where another compressor made it."""
+        if not isinstance(w, Wire):
+            raise TypeError(f"w is {type(w).__name__}, what `compress` gave is wanted")
         if w.codec != self.name:
             raise ValueError(f"the wire is {w.codec}, and {self.name} cannot open it")
         c = self._for(w.dtype)
@@ -146,8 +150,12 @@ def codec(text: str, dtype: torch.dtype | None = None, *, seed: int = 0) -> Boun
     dtype  torch.float32, bfloat16 or float16 to fix it; None takes all that the compressor takes
     seed   of stochastic rounding
 
-    Raises CompileError for a mistake in the text, ValueError for a compressor with state, TypeError for another dtype.
+    Raises CompileError for a mistake in the text, ValueError for a compressor with state or a seed that is none, TypeError for another dtype.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"text is {type(text).__name__}: the text of a compressor is wanted, such as 'int8'")
+    if not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed={seed!r}: a whole number of 64 bits is wanted")
     return BoundCodec(text, dtype, seed)
 
 

@@ -77,7 +77,6 @@ _HABITS = {
     "**": "powers of two are written `pow2(k)`",
     ";": "statements end by themselves, without `;`",
     "'": 'a file is written in double quotes, "int8.comp"',
-    '"': "the closing quote is missing",
     "-=": "there is `=` and `+=`",
     "*=": "there is `=` and `+=`",
     "if": "there is no `if`: `when CONDITION { }` leaves ranks out, select(condition, a, b) picks an Int",
@@ -88,6 +87,16 @@ _HABITS = {
     "wait": _BOTH_ENDS,
     "barrier": _BOTH_ENDS,
     "return": "a collective returns nothing: its `out` or `inout` buffer is the result",
+}
+_COMP_HABITS = {
+    "return": "`decompress` ends with `yield VALUES`",
+    "**": "powers of two are `ldexp(1.0, k)`, squares `x * x`",
+    "if": "there is no `if`: select(condition, a, b) takes each value from `a` or `b`",
+    "else": "there is no `else`: select(condition, a, b) takes each value from `a` or `b`",
+    "?": "select(condition, a, b) takes each value from `a` or `b`",
+    "for": "there are no loops: operations take all values of a group at once",
+    "while": "there are no loops: operations take all values of a group at once",
+    "+=": "every name is given once: write a new name",
 }
 _TOKEN = re.compile(r"[A-Za-z_0-9]+|//|&&|\|\||\*\*|[-+*]=|[=!<>]=|<<|>>|[^\s]")
 
@@ -162,14 +171,22 @@ def _before(text: str, start: int) -> re.Match[str] | None:
 
 def _habit(source: Source, start: int, end: int) -> tuple[Span, str] | None:
     """A word or sign of other languages at the caret or just before it, and what to write here."""
+    habits = _HABITS | _COMP_HABITS if source.name.endswith(".comp") else _HABITS
+    line = source.text[source.text.rfind("\n", 0, start) + 1 : start]
     here = _TOKEN.match(source.text, start)
-    if here and here[0] in _HABITS:
-        return Span(source, start, here.end()), _HABITS[here[0]]
+    if here and here[0] == "//" and not line.strip():
+        return Span(source, start, here.end()), "comments start with `#`"
+    if here and here[0] == '"':
+        closed = '"' in source.text[here.end() :].partition("\n")[0]
+        help = "numbers and names are written without quotes" if closed else "the closing quote is missing"
+        return Span(source, start, here.end()), help
+    if here and here[0] in habits:
+        return Span(source, start, here.end()), habits[here[0]]
     before = _before(source.text, start)
-    if before and before[0] in _HABITS:
-        return Span(source, before.start(), before.end()), _HABITS[before[0]]
-    if before and here and before.end() == start and before[0] + here[0] in _HABITS:
-        return Span(source, before.start(), end), _HABITS[before[0] + here[0]]
+    if before and before[0] in habits:
+        return Span(source, before.start(), before.end()), habits[before[0]]
+    if before and here and before.end() == start and before[0] + here[0] in habits:
+        return Span(source, before.start(), end), habits[before[0] + here[0]]
     return None
 
 

@@ -48,6 +48,10 @@ class LocalGroup:
 
     size: int
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.size, int) or self.size < 1:
+            raise ValueError(f"LocalGroup({self.size!r}): a number of ranks is wanted")
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -250,8 +250,10 @@ def simulate(
 
     Raises ValueError for arguments that do not fit, CompileError where the text does not prove.
     """
-    if not tensors:
-        raise ValueError("simulate takes one tensor a rank")
+    if isinstance(tensors, torch.Tensor) or not tensors or not all(isinstance(t, torch.Tensor) for t in tensors):
+        raise ValueError("simulate takes a list of tensors, one a rank")
+    if isinstance(collective, str):
+        raise ValueError(f"{collective!r} is a name: give what coccl_dsl.compile({collective!r}) returns")
     dtype = dtype_name(tensors[0].dtype)
     kinds = {(t.dtype, t.device) for t in tensors}
     if len(kinds) > 1:

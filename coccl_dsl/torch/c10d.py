@@ -91,7 +91,8 @@ def all_to_all_single(
     capacity: int | None = None,
     min_bytes: int = 0,
 ) -> dist.Work | None:
-    """Rows of `input` to all ranks, rows from all ranks to `output`: even parts, or as many rows as the split sizes say.
+    """Rows of `input` to all ranks, rows from all ranks to `output`: even parts, or as many rows as the split sizes say: on all ranks,
+    or on none. (A rank that leaves them out cannot know that others gave them, and is waited for until the timeout.)
 
     capacity   with split sizes: the most rows that any rank sends another, in this call and later ones, alike on all ranks. Else the ranks find
                the largest part of each call, by an all-reduce of one number, which waits for the device

@@ -60,13 +60,24 @@ class Scope:
             file = find(name, "compressors", self.path, span)
         except CompileError:
             names = sorted({*self.known, *library("compressors")})
-            near = difflib.get_close_matches(name, names, 1)
-            help = f"did you mean `{near[0]}`?" if near else f"known compressors: {', '.join(names)}"
+            help = _near(name, names)
             fail("E215", f"unknown compressor `{name}`", span, help=help)
         self.add_file(file, span)
         if name not in self.known:
             fail("E215", f"`{file.name}` defines no compressor `{name}`", span)
         return self.known[name]
+
+
+def _near(name: str, names: list[str]) -> str:
+    """What may have been meant by the name of a compressor that there is not."""
+    if Path(f"{name}.comp").is_file():
+        return f"`{name}.comp` is here, but not beside the algorithm: name its folder in COCCL_PATH, `COCCL_PATH=.`"
+    low = name.lower()
+    begun = [n for n in names if n.startswith(low)]
+    near = begun if 0 < len(begun) <= 4 else difflib.get_close_matches(low, names, 1)
+    if near:
+        return f"did you mean {' or '.join(f'`{n}`' for n in near)}?"
+    return f"known compressors: {', '.join(names)}"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from worlds import free_ports
 
-from coccl_dsl import BindError, LocalGroup, simulate
+from coccl_dsl import BindError, LocalGroup, codec, simulate
 from coccl_dsl.pipeline import load
 from coccl_dsl.runtime.simulate import SimState
 
@@ -90,6 +90,24 @@ def test_options_that_mean_nothing_are_refused_by_name(options, said):
     with pytest.raises(BindError) as e:
         load("two_shot").bind(LocalGroup(2), like=torch.ones(8), **options)
     assert said in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: simulate(load("ring"), torch.ones(2, 5)), "a list of tensors"),
+        (lambda: simulate(load("ring"), [[1.0], [2.0]]), "a list of tensors"),
+        (lambda: simulate("ring", [torch.ones(5)] * 2), r"coccl_dsl.compile\('ring'\)"),
+        (lambda: LocalGroup(0), "a number of ranks"),
+        (lambda: codec(None), "the text of a compressor"),
+        (lambda: codec("int8", seed=2**70), "whole number of 64 bits"),
+        (lambda: codec("int8").compress([1.0]), "x is list"),
+        (lambda: codec("int8").decompress(torch.ones(3)), "what `compress` gave"),
+    ],
+)
+def test_arguments_of_other_kinds_are_named(call, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        call()
 
 
 def test_bind_needs_a_tensor_also_of_a_local_group():
