@@ -12,7 +12,9 @@ from pathlib import Path
 
 from ..diagnostics import CompileError
 from ..lang.parse import parse_binding
+from ..pipeline import load
 from ..policy import Call, Policy, Rule, read_policy
+from ..policy.read import rebound
 from ..wire.codec import TYPES
 from ..wire.compile import compile_codec
 from ..wire.layout import bits_per_value
@@ -56,6 +58,16 @@ def bits(rule: Rule, dtype: str) -> float:
     return max(bits_per_value(compile_codec(bind(parse_binding(t), Scope()), dtype)) for t in texts)
 
 
+def whole(rule: Rule, dtype: str) -> list[str]:
+    """Wires of the rule's algorithm that it leaves as they are: those within a host of `two_level`, say."""
+    if rule.algorithm == "auto":
+        return []
+    collective = load(rule.algorithm)
+    text = rule.compressor
+    given = rebound(collective, text, dtype) if isinstance(text, str) else dict(text)
+    return [name for name, codec in collective.program(dtype, given).codecs.items() if codec.cast]
+
+
 def _size(n: int) -> str:
     power = min(3, max(0, (n.bit_length() - 1) // 10))
     return f"{n / 1024**power:,.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
@@ -91,7 +103,7 @@ def read_log(path: Path) -> list[tuple[Call, int, int, str]]:
 
 
 def _run(policy: Policy, path: Path) -> None:
-    rows, before, after = [], 0, 0.0
+    rows, before, after, most = [], 0, 0.0, ""
     for call, calls, ranks, odd in sorted(read_log(path), key=lambda c: (c[0].roles, c[0].op, -(c[0].bytes or 0))):
         choices, why = policy.meets(call)
         why = odd or ("group of one" if ranks == 1 else "" if choices and not choices[-1][1].native else why)
@@ -105,13 +117,16 @@ def _run(policy: Policy, path: Path) -> None:
             ratio = TYPES[call.dtype][0] / bits(rule, call.dtype)
             told += f": {rule.compressor_text}" + (f", after step {rule.after_step}" if rule.after_step else "")
             less, after = f"{ratio:.2f}x", after + size / ratio
+            if as_is := whole(rule, call.dtype):
+                told += f", but for `{'`, `'.join(as_is)}` of {rule.algorithm}"
+                less, most = f"up to {less}", "up to "
         role = (choices[0][0] if choices else call.roles[0] if call.roles else "") or call.desc
         op = call.op + (f".{call.direction}" if call.direction else "")
         each = _size(call.bytes) if call.bytes is not None else "parts differ"
         rows.append([role, op, call.dtype, each, f"{calls:,}", told, less])
     print_table(["role", "op", "dtype", "tensor", "calls", "what runs", "less"], rows, right=(3, 4, 6))
     if after:
-        print(f"  all tensors: {_size(before)}, compressed {_size(round(after))}, {before / after:.2f}x less")
+        print(f"  all tensors: {_size(before)}, compressed {_size(round(after))}, {most}{before / after:.2f}x less")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

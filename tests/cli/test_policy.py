@@ -174,6 +174,22 @@ def test_explain_says_what_becomes_of_a_run(tmp_path: Path, capsys: pytest.Captu
     assert "run.jsonl:1: not a line of a log" in capsys.readouterr().err
 
 
+def test_explain_names_the_wires_that_an_algorithm_leaves_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    policy, log = tmp_path / "policy.toml", tmp_path / "run.jsonl"
+    line = {"roles": ["dp"], "op": "all_reduce", "dtype": "f32", "bytes": 1 << 21, "direction": "", "desc": "m"}
+    log.write_text(json.dumps({**line, "calls": 10, "ranks": 8, "native": ""}) + "\n")
+    for compressor, said in (
+        ('"int8"', "rule 1: int8, but for `a` of two_level  up to 3.94x"),
+        ('{ a = "int8", b = "int8" }', "  3.94x"),
+    ):
+        policy.write_text(f'[[rule]]\non = "dp.all_reduce"\nalgorithm = "two_level"\ncompressor = {compressor}\n')
+        assert main(["explain", str(policy), "--log", str(log)]) == 0
+        out = capsys.readouterr().out
+        assert said in out and ("up to" in said) == (", up to 3.94x less" in out), out
+
+
 def test_policies_are_checked_without_torch(tmp_path: Path):
     (tmp_path / "p.toml").write_text(TEXT)
     code = "import sys; sys.modules['torch'] = sys.modules['triton'] = None\nfrom coccl_dsl.cli.policy import main; sys.exit(main(['check', 'p.toml']))"
