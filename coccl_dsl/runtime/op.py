@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -148,6 +147,7 @@ class Op:
         self.graphs = OwnGraphs(self._why_no_graphs())
         self.closed = ""
         self.record: Record | None = None
+        self.what = ""  # in a record, the same on all ranks
         self._group: dist.ProcessGroup | None = None
         self._changed = False
 
@@ -179,14 +179,10 @@ class Op:
         """Calls are calls of this group from now on. pair: of two of its ranks only."""
         self.record = record_of(group, pair)
         self._group = None if pair else group
-
-    @cached_property
-    def what(self) -> str:
-        """What its calls are, in a record: the same on all ranks."""
         c, s, name = self.collective, self.settings, dtype_name(self.dtype)
         codecs = ", ".join(codec.name for codec in c.program(name, s.compressors).codecs.values())
         over = self.transport.name if self.transport is not None else "nothing"
-        return f"{c.kind} {c.name}({codecs}) {s.op} of {name} over {over}"
+        self.what = f"{c.kind} {c.name}({codecs}) {s.op} of {name} over {over}"
 
     @property
     def slices(self) -> int:
@@ -215,38 +211,28 @@ class Op:
         CollectiveTimeout when a peer fails.
         """
         try:
-            return self._dispatch(x, out, async_op, input_splits, output_splits)
+            splits = None
+            if input_splits is None and output_splits is None:
+                if self.graphs.of and out is not None and not async_op and self._replayed(x, out):
+                    return out
+            else:
+                if self.collective.kind != "all_to_all" or input_splits is None or output_splits is None:
+                    raise ValueError("input_splits and output_splits belong together, and to all_to_all")
+                splits = (tuple(input_splits), tuple(output_splits))
+            # Kernels of the GPU look at addresses alone; entering no_grad costs as much as a launch.
+            if (
+                self._on_gpu
+                and not (isinstance(x, torch.Tensor) and x.requires_grad)
+                and not (out is not None and out.requires_grad)
+            ):
+                with self.turn.lock:
+                    return self._call(x, out, async_op, splits)
+            with torch.no_grad(), self.turn.lock:
+                return self._call(x, out, async_op, splits)
         except CollectiveError as e:
             if self.record is not None:
                 self.record.failed(e)
             raise
-
-    def _dispatch(
-        self,
-        x: torch.Tensor,
-        out: torch.Tensor | None,
-        async_op: bool,
-        input_splits: Sequence[int] | None,
-        output_splits: Sequence[int] | None,
-    ) -> Any:
-        splits = None
-        if input_splits is None and output_splits is None:
-            if self.graphs.of and out is not None and not async_op and self._replayed(x, out):
-                return out
-        else:
-            if self.collective.kind != "all_to_all" or input_splits is None or output_splits is None:
-                raise ValueError("input_splits and output_splits belong together, and to all_to_all")
-            splits = (tuple(input_splits), tuple(output_splits))
-        # Kernels of the GPU look at addresses alone; entering no_grad costs as much as a launch.
-        if (
-            self._on_gpu
-            and not (isinstance(x, torch.Tensor) and x.requires_grad)
-            and not (out is not None and out.requires_grad)
-        ):
-            with self.turn.lock:
-                return self._call(x, out, async_op, splits)
-        with torch.no_grad(), self.turn.lock:
-            return self._call(x, out, async_op, splits)
 
     def _call(self, x: torch.Tensor, out: torch.Tensor | None, async_op: bool, splits) -> Any:
         self.check_open()
