@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -122,7 +120,3 @@ def test_simulate_starts_afresh_with_another_count_as_the_op_does():
         xs = [torch.randn(count, generator=torch.Generator().manual_seed(count + r)) for r in range(2)]
         want = simulate(c, xs, state=state, q="error_feedback(int4)")
         assert all(torch.equal(a, b) for a, b in zip(op(xs), want, strict=True)), count
-
-
-def test_the_environment_is_left_as_it_was():
-    assert not dist.is_initialized() and "RANK" not in os.environ
