@@ -139,9 +139,12 @@ def messages() -> None:
             work.wait()
         assert same(y, arrived[other]) and k.tolist() == [7, 8, other]
         assert same(z, want("send_recv", [2 * xs[other]] * 2, "int4")[1])
+    from coccl_dsl.runtime.record import _records
     from coccl_dsl.torch.works import alive
 
     assert len(alive) == 0
+    kept = [call for r in _records[dist.distributed_c10d._get_default_group()].values() for call in r.calls]
+    assert sum(what.startswith("send_recv") for *_, what in kept) >= 2 * 8, "messages are calls, too"
 
 
 def wrong_use() -> None:
